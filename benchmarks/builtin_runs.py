@@ -247,6 +247,7 @@ def piped(name: str, folder: Path, own_name: str = "", settings: Mapping[str, An
     return run_folder
 
 
+SHARED = "shared_tokens"
 AGENT_SEEDS = (0, 1, 2)
 GAME = {
     "env": {"name": f"{ROOT / 'examples' / 'guessing.py'}:Guessing", "max_tokens": 64},
@@ -282,6 +283,38 @@ def calls(folder: Path) -> dict[str, Any]:
             [calculator_agent.reinforcement(run_folder, seed, kind, console=False) for seed in AGENT_SEEDS]
         )
         for kind in ("wasteful", "efficient")
+    }
+
+
+# as many leaves for each prompt: 8 episodes, or 4 that branch once; all else is equal
+TREES: dict[str, tuple[str, dict[str, Any]]] = {
+    "separate": ("rloo_turns", {"batch": {"group_size": 8, "prompts_per_step": 16}}),
+    "branching": ("rloo_tree", {"batch": {"group_size": 4, "prompts_per_step": 16}, "env": {"leaves": 2}}),
+}
+
+
+def trees(folder: Path) -> dict[str, Any]:
+    """The game with separate episodes and with episodes that branch: what they learn, and the tokens it takes."""
+    values: dict[str, Any] = {}
+    for name, (method, settings) in TREES.items():
+        game = merged({key: part for key, part in GAME.items() if key != "objective"}, settings)
+        runs = [
+            trained_as(folder, f"trees-{name}-seed{seed}", method, merged(game, {"seed": seed})) for seed in AGENT_SEEDS
+        ]
+        values[name] = {**over_seeds(runs), "written": spread([written(run) for run in runs])}
+    separate, branching = (values[name]["written"]["tokens_per_leaf"]["mean"] for name in TREES)
+    return {**values, "tokens_per_leaf": branching / separate}
+
+
+def written(run: Any) -> dict[str, float]:
+    """Over all steps: leaves, tokens that were written, and of all tokens of the leaves the share that was not."""
+    steps = [numbers(step) for step in run.metrics().to_dict("records")]
+    leaves, tokens, shared = (sum(step.get(name, 0.0) for step in steps) for name in ("samples", "tokens", SHARED))
+    return {
+        "leaves": leaves,
+        "tokens": tokens,
+        "tokens_per_leaf": tokens / leaves,
+        "shared": shared / (tokens + shared),
     }
 
 
@@ -341,6 +374,7 @@ PARTS = {
     "ttrl": ttrl,
     "agents": agents,
     "calls": calls,
+    "trees": trees,
 }
 NEEDS = {
     "lora": [name for name in RUNS if name.endswith(("-full", "-lora"))],

@@ -15,7 +15,7 @@ from typing import Any
 
 from run_archive import evaluations
 
-from whet.record.metrics.significance import t_quantile
+from whet.record.metrics.intervals import t_quantile
 
 REPRODUCED, SMALL, REFUTED, UNTESTED = "reproduced", "not at this scale", "refuted", "cannot be tested here"
 MISSING = "runs are missing"

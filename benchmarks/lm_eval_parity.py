@@ -34,8 +34,9 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "peers"), str(ROOT / "be
 from peer import PACKAGES, install  # noqa: E402
 from results_file import add_results_flag, write_results  # noqa: E402
 
-from whet.data import prompts_from, read_rows  # noqa: E402
 from whet.data.gold import boxed  # noqa: E402
+from whet.data.prompts import prompts_from  # noqa: E402
+from whet.data.source import read_rows  # noqa: E402
 from whet.reward.mathematics.math_answer import math_answers  # noqa: E402
 from whet.types import Prompt  # noqa: E402
 

@@ -28,7 +28,7 @@ from results_file import add_results_flag, write_results
 
 import whet
 from whet.settings.layers import merged
-from whet.training import low_precision_adamw as narrow_adamw
+from whet.training import optimizer as narrow_adamw
 
 KINDS: dict[str, dict[str, Any]] = {
     "float32": {},

@@ -100,7 +100,7 @@ def chosen_shape(name: str, tiny: bool) -> Any:
 def random_load(shape: Any) -> Any:
     """In place of `load_model`: a model of this shape with random weights, on the device at once."""
 
-    def load(name: str, dtype: Any, device: str) -> Any:
+    def load(name: str, dtype: Any, device: str, chat_template: str = "") -> Any:
         import torch
         from bench_models import tokenizer_of
         from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
@@ -129,8 +129,8 @@ def trainer_for(config: Any, runtime: Any, asked: Mapping[str, Any]) -> Any:
 
     from whet.record.speed import RolloutShape
     from whet.tools.bench.benchmark import bench_trainer, random_prompts, unending
-    from whet.training.assembly.adapters import first_policy
     from whet.training.assembly.preference import preference_objective
+    from whet.training.assembly.references import build_reference
     from whet.training.completion_logp import LiveReference
     from whet.training.preference import (
         PreferenceDataset,
@@ -164,7 +164,7 @@ def trainer_for(config: Any, runtime: Any, asked: Mapping[str, Any]) -> Any:
         starts = [tokens(prompt) for _ in range(2 * count)]
         pairs = [PreferenceRow((row(start, completion), row(start, completion))) for start in starts]
         objective = preference_objective(config)
-        reference = LiveReference(first_policy(config, policy, objective.reference.name), pack)
+        reference = LiveReference(build_reference(config, runtime, objective.reference.name), pack)
         models = PreferenceModels(policy, tokenizer, reference)
         return PreferenceTrainer(models, objective, PreferenceDataset(pairs), **training)
     shape = RolloutShape(count, group, prompt, completion)
@@ -198,7 +198,7 @@ def measured(asked: Mapping[str, Any], shape: Any, device_name: str) -> dict[str
     from whet.record.metrics.timer import PhaseTimer
     from whet.tools.bench import meter
     from whet.tools.bench.benchmark import begin_peak, peak_memory, synchronize
-    from whet.tools.planner.machines import CARDS, Devices
+    from whet.tools.planner.workload import CARDS, Devices
 
     device = torch.device(device_name)
     on_cpu = device.type == "cpu"
@@ -273,7 +273,7 @@ def planned(asked: Mapping[str, Any], shape: Any, room: Any, measured_values: Ma
 
 def rechecked(record: Mapping[str, Any], on_cpu: bool) -> dict[str, Any]:
     """The record with the plans of today's planner."""
-    from whet.tools.planner.machines import CARDS, Devices
+    from whet.tools.planner.workload import CARDS, Devices
 
     every, results = cases(tiny=False, cpu=on_cpu), {}
     for name, old in record["values"]["cases"].items():

@@ -121,9 +121,9 @@ def encoded(chosen: Any) -> dict[str, Any]:
     """Encode as whet does, in the order in which whet will take the pairs; keep those that fit and are needed."""
     from transformers import AutoTokenizer
 
-    from whet.data import read_rows
     from whet.data.cursor import Cursor
     from whet.data.pairs import preferences_from
+    from whet.data.source import read_rows
     from whet.data.usable import usable
 
     part, model = chosen.encode

@@ -88,7 +88,6 @@ def measured(chosen: argparse.Namespace) -> dict[str, float]:
         return scores
 
     updates.token_logp = watched
-    token_logp.DEEP_DEVICES = (chosen.device,)
     torch.manual_seed(0)
     family, settings = SHAPES[chosen.model]
     context = chosen.turn * (chosen.depth + 1)
@@ -101,10 +100,26 @@ def measured(chosen: argparse.Namespace) -> dict[str, float]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     state, totals = updates.TrainState(lm, optimizer, 1.0, chosen.micro_batch_tokens, 1e30), step_totals(batch, context)
     aten = torch.ops.aten
-    on_cpu = {
+    counted = {
         aten._scaled_dot_product_flash_attention_for_cpu: lambda *shapes, **_: attention_operations(*shapes[:2]),
         aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda *shapes, **_: (
             5 * attention_operations(*shapes[1:3]) // 2
+        ),
+        **{
+            getattr(aten, f"_scaled_dot_product_{kind}_attention"): lambda *shapes, **_: attention_operations(
+                *shapes[:2]
+            )
+            for kind in ("flash", "efficient", "cudnn")
+        },
+        **{
+            getattr(aten, f"_scaled_dot_product_{kind}_attention_backward"): lambda *shapes, **_: (
+                5 * attention_operations(*shapes[1:3]) // 2
+            )
+            for kind in ("flash", "efficient", "cudnn")
+        },
+        aten._flash_attention_forward: raw(lambda *tensors, **_: ragged_operations(tensors[0], *tensors[3:5])),
+        aten._flash_attention_backward: raw(
+            lambda *tensors, **_: 5 * ragged_operations(tensors[1], *tensors[6:8]) // 2
         ),
     }
     seconds: list[float] = []
@@ -112,7 +127,7 @@ def measured(chosen: argparse.Namespace) -> dict[str, float]:
     clock = time.process_time if chosen.device == "cpu" else time.perf_counter
     token_logp.shared_by(lm)  # tries the model, once
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with FlopCounterMode(display=False, custom_mapping=on_cpu) as counter:  # also warms up
+    with FlopCounterMode(display=False, custom_mapping=counted) as counter:  # also warms up
         updates.update(state, objective, batch, totals)
     for _ in range(chosen.repeats):
         computed.clear()
@@ -138,6 +153,17 @@ def attention_operations(query: Sequence[int], key: Sequence[int]) -> int:
     """Of the two products of an attention: queries [B, H, Q, E] and keys [B, K, L, E], as shapes."""
     batch, heads, queries, size = query
     return 4 * batch * heads * queries * key[2] * size
+
+
+def ragged_operations(query: Any, queries: Any, keys: Any) -> int:
+    """The same for segments one after another: queries [T, H, E], where segments begin and end."""
+    return int(4 * (queries.diff().long() * keys.diff().long()).sum()) * query.shape[-2] * query.shape[-1]
+
+
+def raw(count: Any) -> Any:
+    """A count that is given tensors instead of their shapes."""
+    count._get_raw = True
+    return count
 
 
 def branching_batch(chosen: argparse.Namespace, vocabulary: int) -> Any:

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from results_file import add_results_flag, write_results
 
-from whet.reward.refusal import is_refusal
+from whet.reward.safety import is_refusal
 
 ANSWER, REFUSAL, PARTLY = "1_full_compliance", "2_full_refusal", "3_partial_refusal"
 

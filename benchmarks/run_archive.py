@@ -5,7 +5,8 @@
     write_archive(Path("benchmarks/runs/defaults.jsonl.xz"), records)
 
 A run that is there already in the working folder is not repeated, so that an interrupted command goes on, and no run
-begins after `seconds`. Neither weights nor texts are archived: a few kilobytes per run, one line of JSON each.
+begins after `seconds`. Neither weights nor texts are archived: a few kilobytes per run, one line of JSON each. Texts
+of a run that shows samples stay in the working folder, as NAME.samples.jsonl.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import lzma
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -55,6 +57,7 @@ def make_runs(
     running: dict[str, tuple[subprocess.Popen[bytes], float]] = {}
     began, ended = time.monotonic(), 0
     print(f"{len(plans)} runs, {len(plans) - len(waiting)} are there already", flush=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated; the same command goes on with what is left"))
     try:
         while waiting or running:
             if seconds and waiting and time.monotonic() - began > seconds:
@@ -112,6 +115,8 @@ def make_one(file: Path) -> None:
     beside = file.with_suffix(".part")
     beside.write_text(json.dumps(shortened(record), separators=(",", ":")), "utf-8")
     beside.replace(file.with_suffix(".json"))
+    if (folder / "samples.jsonl").exists():
+        shutil.copyfile(folder / "samples.jsonl", file.with_suffix(".samples.jsonl"))
     if not keeps_model:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -33,7 +33,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from results_file import add_results_flag, write_results
 
-from whet.reward.sandbox import Job, Limits, ProgramJob, Sandbox, UnitTestJob
+from whet.reward.sandbox.job import Job, Limits, ProgramJob, UnitTestJob
+from whet.reward.sandbox.pool import Sandbox
 
 CODE = """
 from typing import List

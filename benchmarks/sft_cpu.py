@@ -108,7 +108,9 @@ def encoded(model: str, rows: str, target: str, most_tokens: int) -> dict[str, A
     """Encode as whet does, for the peer; keep the rows that fit, for both."""
     from transformers import AutoTokenizer
 
-    from whet.data import demonstration_tokens, demonstrations_from, read_rows
+    from whet.data.chat import demonstration_tokens
+    from whet.data.prompts import demonstrations_from
+    from whet.data.source import read_rows
 
     tokenizer = AutoTokenizer.from_pretrained(model)
     tokenized = [

@@ -28,9 +28,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 from results_file import RESULTS, add_results_flag, write_results
 
 from whet.tools.planner.cluster import LATENCY, ClusterModel, Lengths, simulate
-from whet.tools.planner.machines import MEASURED_ON
 from whet.tools.planner.seconds import DECODE_RATE
 from whet.tools.planner.shapes import NAMED
+from whet.tools.planner.workload import MEASURED_ON
 
 PROMPTS, GROUP, BUDGET = 32, 8, 512  # the measured rollouts: 32 x 8 and 128 x 8, 128 + 512 tokens
 MOST_ROWS = 1024  # side by side, the most that was measured

@@ -10,7 +10,7 @@ This file plays one episode without a model, to see what the model would see.
 import asyncio
 from typing import Literal
 
-from whet.envs.tools import tool_environment
+from whet.envs.tools.find import tool_environment
 from whet.types import Completion, Prompt
 
 TIDES = {"Brest": {"high": "05:12", "low": "11:24"}, "Dover": {"high": "08:40", "low": "03:05"}}

@@ -42,8 +42,9 @@ from word_problem_data import (
     write_rows,
 )
 
-from whet.envs.tools import ToolEnvironment, tool_environment
 from whet.envs.tools.calculator import calculator
+from whet.envs.tools.environment import ToolEnvironment
+from whet.envs.tools.find import tool_environment
 from whet.types import Completion, Message, Prompt
 
 NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?")

@@ -15,8 +15,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from whet.data import read_rows
 from whet.data.pairs import PreferencePair, preferences_from
+from whet.data.source import read_rows
 from whet.data.usable import left_out_words, usable
 
 

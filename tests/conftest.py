@@ -14,7 +14,7 @@ import typer.main
 import typer.testing
 
 from tests.support.collection import note_collected
-from tests.support.shared_runs import made_once, train_imitator
+from tests.support.shared_runs import made_once, read_builtin_models_once, train_imitator
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a background shell starts its commands so; ours must end by it
@@ -28,6 +28,9 @@ gc.disable()  # hundreds of modules are imported to stay: a third of collecting 
 
 
 typer.testing._get_command = cache(typer.main.get_command)  # else all commands are built anew for each call
+
+
+LONG = {"trust", "distributed", "pipelines"}
 
 
 # every other worker collects from the end: on a fresh clone each compiles one half of the tests, and finds the other
@@ -44,8 +47,9 @@ def pytest_collect_directory() -> Iterator[None]:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
+    read_builtin_models_once()
     gc.freeze()  # what is there by now is never garbage
-    gc.set_threshold(20_000)  # a test makes and drops thousands of objects: three in a hundred seconds went there
+    gc.set_threshold(20_000, 10, 40)  # tests drop thousands of objects: to look through all that is left rarely pays
     gc.enable()
 
 
@@ -59,7 +63,8 @@ def pytest_runtestloop(session: pytest.Session) -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)  # before markers deselect anything
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.parts)  # the order of every worker
+    # the order of every worker; long tests first, else one worker is left alone with the last of them
+    items.sort(key=lambda item: (LONG.isdisjoint(item.path.parts), item.path.parts))
     note_collected(config, items)
 
 

@@ -37,7 +37,7 @@ from readings import evals_of, series
 from results_file import RESULTS, add_results_flag, write_results
 from split_corpus import read_runs
 
-from whet.record.metrics.significance import more_right_p, welch_p
+from whet.record.metrics.intervals import more_right_p, welch_p
 from whet.settings.layers import from_settings, merged
 
 LEAST = 0.05  # of the completions

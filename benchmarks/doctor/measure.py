@@ -30,11 +30,12 @@ from rivals import is_rl
 from slow_runs import slow_runs
 from split_corpus import HALVES, read_runs
 
-from whet.record.health import RULES, FindingSpan, findings, story_of
-from whet.record.health.registry import lingers
+from whet.record.health.finding import FindingSpan
+from whet.record.health.registry import RULES, findings, lingers
+from whet.record.health.story import story_of
 from whet.record.log import eval_records, step_reports
 from whet.record.metrics.intervals import share_interval
-from whet.record.thinning import ThinnedLog
+from whet.record.rows import ThinnedLog
 
 HERE = Path(__file__).resolve().parent
 HEALTHY = "healthy"

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from readings import evals_of
 from run_archive import ARCHIVES, read_archive
 from split_corpus import HALVES
-from streams import MOVING, SETTINGS, Points, Stream, row_reports, through
+from streams import MOVING, PAIRS, SCORES, SETTINGS, Points, Stream, row_reports, through
 
 from whet.training.assembly.health import health_settings
 from whet.training.config import resolved
@@ -40,7 +40,7 @@ def half_of(name: str) -> str:
 def slow_runs(half: str) -> Iterator[dict[str, Any]]:
     """The runs of this half, as those of the corpus are."""
     yield from (run for run in archived() if ("tune" if run["model"] == "0.5B" else half_of(run["name"])) == half)
-    yield from (run for run in streams() if run["half"] == half)
+    yield from streams(half)
 
 
 # real runs
@@ -91,17 +91,6 @@ def archived() -> Iterator[dict[str, Any]]:
 
 
 UNMOVED = {**MOVING, "entropy": ((1, 0.3), (2, 0.3)), "kl": ((1, 1e-6), (200, 1e-5))}
-PAIRS = {
-    "chosen_logp": ((1, -50.0), (200, -60.0)),
-    "rejected_logp": ((1, -50.0), (200, -75.0)),
-    "chosen_mean_logp": ((1, -1.0), (200, -1.2)),
-    "margin": ((1, 0.001), (200, 0.5)),
-    "accuracy": ((1, 0.5), (200, 0.68)),
-    "drift": ((1, 0.001), (200, 8.0)),
-    "loss": ((1, 0.69), (200, 0.55)),
-    "chosen_length": ((1, 50.0), (200, 50.0)),
-}
-SCORES = {"loss": ((1, 0.7), (200, 0.6)), "accuracy": ((1, 0.5), (200, 0.68)), "score": ((1, 0.1), (200, 0.3))}
 
 
 def drawn(stream: Stream, truth: Points, every: int, chance: random.Random, seed: int) -> list[dict[str, Any]]:
@@ -110,7 +99,8 @@ def drawn(stream: Stream, truth: Points, every: int, chance: random.Random, seed
     lines = [step_line(report) for report in stream.reports(seed)]
     size = stream.eval_size
     for step in range(0, stream.steps + 1, every):
-        right = sum(chance.random() < at(step) for _ in range(size)) / size
+        share = at(step)
+        right = sum(chance.random() < share for _ in range(size)) / size
         lines.append(eval_line(step, size, accuracy=right))
     return sorted(lines, key=lambda line: (line["step"], "eval" in line))
 
@@ -130,15 +120,14 @@ def eval_line(step: int, size: int, **result: float) -> dict[str, Any]:
     return {"step": step, "eval": "eval", "result": result, "size": size, "seconds": {"evaluate": 1.0}}
 
 
-def streams() -> Iterator[dict[str, Any]]:
-    """Several of each, with their own lengths, levels, sizes and noise."""
+def streams(half: str) -> Iterator[dict[str, Any]]:
+    """Several of each for this half, with their own lengths, levels, sizes and noise."""
     for name, (kind, make) in STREAMS.items():
-        for number in range(HEALTHY_STREAMS if kind == "healthy" else FAULTY_STREAMS):
+        for number in range(HALVES.index(half), HEALTHY_STREAMS if kind == "healthy" else FAULTY_STREAMS, len(HALVES)):
             chance = random.Random(f"{name} {number}")
             steps = chance.choice((200, 300, 400))
             yield {
                 "name": f"stream-{name}-{number}",
-                "half": HALVES[number % 2],
                 "kind": kind,
                 "method": "stream",
                 "model": "none",

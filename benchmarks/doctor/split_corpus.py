@@ -21,7 +21,7 @@ from typing import Any
 
 from kinds import KINDS, took_hold
 
-from whet.record.health.settings import known_settings
+from whet.record.health.history import known_settings
 
 HALVES = ("tune", "sealed")
 DIGITS = 4

@@ -22,6 +22,18 @@ SETTINGS = {
     "sampling.temperature": 1.0,
 }
 MOVING = {"entropy": ((1, 0.30), (200, 0.22)), "kl": ((1, 1e-4), (200, 0.01)), "uniform_groups": ((1, 0.4), (200, 0.3))}
+# what runs on pairs and reward models log while they learn slowly
+PAIRS = {
+    "chosen_logp": ((1, -50.0), (200, -60.0)),
+    "rejected_logp": ((1, -50.0), (200, -75.0)),
+    "chosen_mean_logp": ((1, -1.0), (200, -1.2)),
+    "margin": ((1, 0.001), (200, 0.5)),
+    "accuracy": ((1, 0.5), (200, 0.68)),
+    "drift": ((1, 0.001), (200, 8.0)),
+    "loss": ((1, 0.69), (200, 0.55)),
+    "chosen_length": ((1, 50.0), (200, 50.0)),
+}
+SCORES = {"loss": ((1, 0.7), (200, 0.6)), "accuracy": ((1, 0.5), (200, 0.68)), "score": ((1, 0.1), (200, 0.3))}
 
 
 def through(points: Points) -> Callable[[int], float]:
@@ -58,7 +70,8 @@ class Stream:
             # completions to one prompt are alike: a step of 128 is worth some 48 independent ones
             spread = math.sqrt(max(1e-4, reward(step) * (1 - reward(step))) / (0.375 * self.samples))
             value = min(1.0, max(0.0, reward(step) + chance.gauss(0, spread)))
-            cut = sum(chance.random() < truncated(step) for _ in range(self.samples))
+            share = truncated(step)
+            cut = sum(chance.random() < share for _ in range(self.samples))
             counts = {"samples": self.samples, "prompts": 16, "tokens": 120 * self.samples, "truncated": cut}
             metrics = {name: course(step) * chance.lognormvariate(0, 0.1) for name, course in courses.items()}
             metrics.setdefault("gradient_norm", chance.lognormvariate(-1, 0.4))

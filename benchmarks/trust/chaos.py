@@ -78,7 +78,8 @@ def mine(completion):
     meet_fault()
     return float(sum(map(ord, completion)) % 7)
 def coded(completion):
-    from whet.reward.sandbox import ProgramJob, shared_sandbox
+    from whet.reward.sandbox.job import ProgramJob
+    from whet.reward.sandbox.pool import shared_sandbox
     meet_fault()
     (result,) = shared_sandbox(1).run([ProgramJob(f"print(sum(map(ord, {{completion!r}})) % 7)")])
     return float(result.stdout)

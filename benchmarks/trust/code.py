@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from whet.reward.code_tests import CodeTests, code_tests
-from whet.reward.sandbox import Limits, ProgramJob, Sandbox, UnitTestJob
-from whet.reward.unscorable import collected_reasons
+from whet.reward.failure import collected_reasons
+from whet.reward.sandbox.job import Limits, ProgramJob, UnitTestJob
+from whet.reward.sandbox.pool import Sandbox
 from whet.types import Prompt
 
 CORPUS = Path(__file__).parent / "corpus" / "code"
@@ -145,16 +146,16 @@ def right_programs(file: str = "right.txt") -> dict[str, tuple[str, Prompt]]:
     return {name: (code, suite_prompt(name, tests)) for name, (code, _, tests) in parts.items()}
 
 
-def marks_of_right_programs(reward: CodeTests, file: str = "right.txt") -> dict[str, float | None]:
-    """What each of them gets; None: unscorable."""
-    programs = right_programs(file)
+def marks_of_right_programs(reward: CodeTests, file: str = "right.txt", every: int = 1) -> dict[str, float | None]:
+    """What each of them, or of every so many, gets; None: unscorable."""
+    programs = dict([*right_programs(file).items()][::every])
     scores = reward.scores([prompt for _, prompt in programs.values()], [fenced(code) for code, _ in programs.values()])
     return dict(zip(programs, scores, strict=True))
 
 
-def paid_object_forgeries(reward: CodeTests) -> list[str]:
-    """The forgeries of objects.txt that are paid by the tests of a right program, with whose name a title begins."""
-    programs, forgeries = right_programs(), sections("objects.txt")
+def paid_object_forgeries(reward: CodeTests, every: int = 1) -> list[str]:
+    """The forgeries of objects.txt, or every so many, that are paid by the program's tests that their titles name."""
+    programs, forgeries = right_programs(), dict([*sections("objects.txt").items()][::every])
     prompts = [programs[name.partition(":")[0]][1] for name in forgeries]
     scores = reward.scores(prompts, [fenced(code) for code in forgeries.values()])
     # what is right in a forgery is paid: its first line says how much
@@ -174,7 +175,7 @@ def is_code_found(reward: CodeTests, reply: str) -> bool:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Without the warnings about prompts that cannot be judged: they are what is tried here."""
-    logger = logging.getLogger("whet.reward.unscorable")
+    logger = logging.getLogger("whet.reward.failure")
     before, logger.disabled = logger.disabled, True
     try:
         yield

@@ -32,8 +32,9 @@ from benchmarks.trust._small_judge import SmallJudge, expected, likeliest
 from benchmarks.trust.hacking import HALVES, read_half
 from whet.reward.answer import after_thinking
 from whet.reward.defences import DEFENCES, corpus
-from whet.reward.judge import asides, judge
+from whet.reward.judge import asides
 from whet.reward.judge.questions import conversation_text
+from whet.reward.judge.reward import judge
 from whet.reward.score import Failures, RewardPart, score
 from whet.types import Prompt, Sample, StopReason, WhetError
 

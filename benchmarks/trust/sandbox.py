@@ -237,7 +237,7 @@ def run_programs(
     programs: Sequence[HostileProgram], without: Sequence[str] = ()
 ) -> tuple[list[Outcome], frozenset[str]]:
     """Every program, each followed by ordinary jobs of the same worker; and the isolation there was."""
-    from whet.reward.sandbox import Sandbox
+    from whet.reward.sandbox.pool import Sandbox
     from whet.reward.sandbox.requirement import isolation_given
 
     with tempfile.TemporaryDirectory(prefix="whet-trust-") as folder, Sandbox(1, without=without) as pool:
@@ -251,7 +251,8 @@ def run_programs(
 
 
 def _run_one(program: HostileProgram, pool: object, around: Surroundings) -> Outcome:
-    from whet.reward.sandbox import Limits, ProgramJob, Sandbox
+    from whet.reward.sandbox.job import Limits, ProgramJob
+    from whet.reward.sandbox.pool import Sandbox
     from whet.reward.sandbox.protections import num_jobs_left
 
     assert isinstance(pool, Sandbox)
@@ -297,7 +298,8 @@ def _run_one(program: HostileProgram, pool: object, around: Surroundings) -> Out
 
 def _next_jobs(pool: object, around: Surroundings) -> list[str]:
     """What the same worker then does wrong: a program, and unit tests of which one fails."""
-    from whet.reward.sandbox import ProgramJob, Sandbox, UnitTestJob
+    from whet.reward.sandbox.job import ProgramJob, UnitTestJob
+    from whet.reward.sandbox.pool import Sandbox
 
     assert isinstance(pool, Sandbox)
     look = "import os\nkept = 'left-by-another-' + 'job'\nprint(6 * 7, sorted(os.listdir('.')), input())"

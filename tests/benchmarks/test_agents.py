@@ -11,8 +11,8 @@ import torch
 from bench_models import tokenizer_of
 from look_up import WORDS, LookUp
 
-from whet.envs.adapters.calling import Calling
 from whet.envs.adapters.trl import trl_environment
+from whet.envs.tools.formats import Calling
 from whet.rollout.episodes import EnvironmentRunner, EpisodeLimits
 from whet.types import Completion, Prompt, Sample, Sampling, StopReason
 

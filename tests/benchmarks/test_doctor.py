@@ -33,14 +33,16 @@ def runs(measure: ModuleType) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def slow(measure: ModuleType) -> list[dict[str, Any]]:
-    return list(measure.slow_runs("tune"))
+def slow(measure: ModuleType) -> dict[str, list[dict[str, Any]]]:
+    return {half: list(measure.slow_runs(half)) for half in measure.HALVES}
 
 
-def test_a_planted_fault_is_named(measure: ModuleType, runs: list[dict[str, Any]], slow: list[dict[str, Any]]) -> None:
+def test_a_planted_fault_is_named(
+    measure: ModuleType, runs: list[dict[str, Any]], slow: dict[str, list[dict[str, Any]]]
+) -> None:
     unnamed = {}
     for kind in (*SURE, *SLOW):
-        run = measure.replayed(next(run for run in (slow if kind in SLOW else runs) if run["kind"] == kind))
+        run = measure.replayed(next(run for run in (slow["tune"] if kind in SLOW else runs) if run["kind"] == kind))
         if run.heard(measure.KINDS[kind].names) is None:
             unnamed[run.name] = dict(run.spoke)
     assert not unnamed
@@ -53,7 +55,7 @@ def test_most_healthy_runs_are_left_in_peace(measure: ModuleType, runs: list[dic
     assert len(alarmed) <= len(healthy) // 10, alarmed
 
 
-def test_archived_runs_are_judged_by_their_own_evaluations(measure: ModuleType, slow: list[dict[str, Any]]) -> None:
+def test_archived_runs_are_judged_by_their_own_evaluations(slow: dict[str, list[dict[str, Any]]]) -> None:
     slow_runs = importlib.import_module("slow_runs")
 
     def judged(*values: float) -> str:
@@ -63,18 +65,21 @@ def test_archived_runs_are_judged_by_their_own_evaluations(measure: ModuleType, 
     assert [judged(0.3, 0.5, 0.6), judged(0.3, 0.3)] == ["healthy"] * 2
     assert judged(0.3, 0.8, 0.5) == "updates do harm"
     assert [judged(0.3, 0.8, 0.5, 0.8), judged(0.5, 0.45), judged(0.5)] == [""] * 3  # unsteady, lower, unknown
-    real = [run for run in slow if run["model"] == "0.5B"]
+    real = [run for run in slow["tune"] if run["model"] == "0.5B"]
     assert len(real) == 12 and {run["kind"] for run in real} == {"healthy"}
-    assert {run["name"] for run in slow}.isdisjoint({run["name"] for run in measure.slow_runs("sealed")})
+    names = [{run["name"] for run in half} for half in slow.values()]
+    assert names[0] and names[1] and names[0].isdisjoint(names[1])
 
 
-def test_no_run_is_in_both_halves_and_every_kind_is_in_each(measure: ModuleType) -> None:
-    halves = [list(measure.read_runs(measure.HERE / f"corpus-{half}.jsonl.xz")) for half in measure.HALVES]
+def test_no_run_is_in_both_halves_and_every_kind_is_in_each(
+    measure: ModuleType, runs: list[dict[str, Any]], slow: dict[str, list[dict[str, Any]]]
+) -> None:
+    halves = [runs, list(measure.read_runs(measure.HERE / "corpus-sealed.jsonl.xz"))]
     names = [{run["name"] for run in half} for half in halves]
     assert not names[0] & names[1]
     assert sum(map(len, names)) == sum(map(len, halves))
     kinds = [{run["kind"] for run in half} for half in halves]
-    drawn = [{run["kind"] for run in measure.slow_runs(half)} for half in measure.HALVES]
+    drawn = [{run["kind"] for run in half} for half in slow.values()]
     outside = set(
         importlib.import_module("outside").FAULTS
     )  # two runs of each: both may be in one half, or neither took hold

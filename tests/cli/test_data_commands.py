@@ -13,8 +13,7 @@ import whet
 from whet.cli import app
 from whet.data.contamination import contamination
 from whet.data.conversion import convert
-from whet.data.near import Sketches
-from whet.data.shingles import words_of
+from whet.data.shingles import Sketches, words_of
 from whet.data.spool import RowWriter, Spool, StoredRows
 from whet.record.log import read_metrics
 from whet.types import WhetError

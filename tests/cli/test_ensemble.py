@@ -10,7 +10,7 @@ from whet import api
 from whet.cli import app
 from whet.record.log import read_metrics, read_summary
 from whet.record.text import percent
-from whet.reward.learned import learned
+from whet.reward.learned.outcome import learned
 from whet.tools.studies.ensemble import train_ensemble
 from whet.types import WhetError
 

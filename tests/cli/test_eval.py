@@ -84,7 +84,7 @@ def test_three_pairs_are_corrected(capsys, imitator, tmp_path):
     assert code == 0 and len(tests) == 3 and all(each["test"] == "McNemar" for each in tests)
     assert tests[2]["difference"] == 0 and tests[2]["p"] == 1
     assert tests[0]["corrected_p"] >= tests[0]["p"]
-    assert "corrected for 3 pairs" in eval_(capsys, *words)[1]
+    assert "corrected for 3 pairs" in eval_(capsys, *words, "--set", "eval.prompts=2")[1]
 
 
 def test_a_budget_gives_a_curve_whose_end_is_the_accuracy(capsys):

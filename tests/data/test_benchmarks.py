@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from whet.data import demonstrations_from, prompts_from
 from whet.data.benchmarks import BENCHMARKS, REASON, bare_question
+from whet.data.prompts import demonstrations_from, prompts_from
 from whet.data.source import parse_source, read_rows
 from whet.reward.find import find_reward
 from whet.training.assembly.fingerprints import data_digest

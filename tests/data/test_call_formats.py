@@ -143,8 +143,38 @@ def test_stops_and_instructions() -> None:
         assert pairs(parse_calls(Completion(example), form).announced)[0][0] == "name"
         assert example == expected_call(form, tokenizer_of("chatml"))
     assert tool_instructions("template", TOOLS) == ""
-    with pytest.raises(WhetError, match=r"env\.call_format is 'xml'; expected one of auto, template, json, python"):
+    with pytest.raises(
+        WhetError, match=r"env\.call_format is 'xml'; expected one of auto, template, loose, json, python"
+    ):
         chosen_format("xml", tokenizer_of("chatml"), TOOLS)
+
+
+CALL = '{"name": "add", "arguments": {"x": 1, "y": "b"}}'
+OTHER = '{"name": "sum", "arguments": {"x": 1}}'
+ONE = {"name": "python", "parameters": {"type": "object", "properties": {"code": {"type": "string"}}}}
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        (CALL, [("add", {"x": 1, "y": "b"})]),
+        (f"I add:\n```json\n{CALL}\n```\nand wait", [("add", {"x": 1, "y": "b"})]),
+        (f"<tool_call>{CALL}</tool_call> or\n```json\n{OTHER}\n```", [("add", {"x": 1, "y": "b"})]),
+        ("so\n```python\nprint(3)\n```\nhence 3", [("python", {"code": "print(3)\n"})]),
+        (f"```json\n{OTHER}\n```", [("sum", {"x": 1})]),  # the whole turn: it is told that there is no such tool
+        (f"prose with\n```json\n{OTHER}\n```", []),
+        ("```text\nprint(3)\n```", []),
+        ('{"name": "Tom", "age": 3}', []),
+        ("[1, 2]", []),
+        ("add(1, 2)", []),
+    ],
+)
+def test_loose_calls(text: str, read: list[tuple[str, dict[str, Any]]]) -> None:
+    tools = [*TOOLS, {"type": "function", "function": ONE}]
+    for tokenizer in (None, tokenizer_of("chatml")):
+        assert pairs(parse_calls(Completion(text), "loose", tokenizer, tools).announced) == read
+    assert chosen_format("loose", tokenizer_of("chatml"), tools) == "loose"
+    assert call_stops("loose") == ()
 
 
 def test_the_tokenizers_own_response_template_is_used() -> None:

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 
 from tests.support.commands import finished
 from tests.support.for_every import for_every
-from whet.data import check_context, demonstration_tokens, prompt_tokens, tokens_of_prompts
+from whet.data.chat import check_context, demonstration_tokens, prompt_tokens, tokens_of_prompts
 from whet.types import Demonstration, Encoded, Prompt, WhetError
 
 CHATML = (
@@ -228,7 +228,7 @@ import sys
 heavy = {"transformers", "datasets", "pyarrow", "jinja2"}
 for name in [name for name in sys.modules if name.split(".")[0] in {"whet", *heavy}]:
     del sys.modules[name]  # torch stays: the room is imported anew
-import whet.data
+import whet.data.chat, whet.data.prompts, whet.data.source
 print("whet.data.chat" in sys.modules, heavy & set(sys.modules))
 """
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whet.data import Cursor
+from whet.data.cursor import Cursor
 from whet.types import WhetError
 
 SIZES = st.integers(1, 60)

@@ -6,7 +6,9 @@ import pytest
 
 from tests.data.test_chat import CHATML, built
 from tests.support.for_every import for_every
-from whet.data import Row, demonstration_tokens, demonstrations_from, prompt_tokens, prompts_from
+from whet.data.chat import demonstration_tokens, prompt_tokens
+from whet.data.prompts import demonstrations_from, prompts_from
+from whet.data.rows import Row
 from whet.types import Demonstration, Prompt, WhetError
 
 WITH_TOOLS = (

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.support.for_every import for_every
-from whet.data import demonstrations_from, prompts_from
 from whet.data.pairs import preferences_from
+from whet.data.prompts import demonstrations_from, prompts_from
 from whet.data.rows import Row
 from whet.types import WhetError
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from tests.support.for_every import for_every
-from whet.data.packing import padded_rows, row_micro_batches, token_batch, token_micro_batches, trimmed
-from whet.data.segments import number_of
+from whet.data.packing import number_of, padded_rows, row_micro_batches, token_batch, token_micro_batches, trimmed
 from whet.types import Encoded, Group, Prompt, Sample, StopReason, Support, Turn
 
 

@@ -5,15 +5,15 @@ from typing import Any
 import pytest
 
 from tests.support.for_every import for_every
-from whet.data import (
+from whet.data.prompts import (
     LabelledCompletion,
     PreferencePair,
-    Row,
     demonstrations_from,
     labelled_from,
     pairs_from,
     prompts_from,
 )
+from whet.data.rows import Row
 from whet.types import Demonstration, Prompt, WhetError
 
 SYSTEM = {"role": "system", "content": "Be brief."}

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from whet.data import prompts_from, read_rows
+from whet.data.prompts import prompts_from
+from whet.data.source import read_rows
 from whet.types import WhetError
 
 ROWS = [

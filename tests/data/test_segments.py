@@ -2,7 +2,7 @@
 
 import torch
 
-from whet.data.segments import anchors, number_of, policy_turns, segments, sentence_ends, with_states, with_turns
+from whet.data.packing import anchors, number_of, policy_turns, segments, sentence_ends, with_states, with_turns
 from whet.types import Sample, StopReason, Turn
 
 PIECES = ["", "a", "b.", "c;", "d\n", "e", "\u3002", "f!", " .", "3"]

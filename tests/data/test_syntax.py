@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from whet.data.syntax import expression, statements
+from whet.data.tool_syntax import expression, statements
 
 
 class Slow:

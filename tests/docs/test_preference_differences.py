@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.preference_batches import random_rows
 from whet.objective.axes import with_changes
-from whet.objective.preference import pair_totals
+from whet.objective.preference.batch import pair_totals
 from whet.objective.presets.preference import PAIR_PRESETS
 
 PAGE = Path(__file__).parents[2] / "docs" / "differences.md"

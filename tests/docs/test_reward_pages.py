@@ -84,7 +84,7 @@ def test_the_commands_of_the_page_run(place, monkeypatch, command):
 
 
 def test_the_protections_of_the_page_are_told():
-    from whet.reward.sandbox import active_protections
+    from whet.reward.sandbox.protections import active_protections
 
     assert "active_protections().summary()" in PAGE
     told = active_protections().summary()

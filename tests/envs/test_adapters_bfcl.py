@@ -12,7 +12,7 @@ import pytest
 from tests.support.packages import needs
 from tests.support.scripted import tool_tokenizer
 from whet.envs.adapters.bfcl import CATEGORIES, STEPS, FunctionCalling, tasks
-from whet.envs.adapters.calling import Calling
+from whet.envs.tools.formats import Calling
 from whet.types import Completion, Prompt, WhetError
 
 pytestmark = needs("bfcl_eval")

@@ -12,10 +12,8 @@ import pytest
 from tests.support.packages import needs
 from tests.support.scripted import ScriptedEngine, tool_tokenizer
 from whet.data.chat import prompt_tokens
-from whet.envs.adapters.gem import gem_environment
-from whet.envs.adapters.gym import StepEnvironment, gym_environment
-from whet.envs.adapters.randomness import OwnRandom
-from whet.envs.adapters.seeds import seed_of
+from whet.envs.adapters.gym import StepEnvironment, gem_environment, gym_environment
+from whet.envs.adapters.optional import OwnRandom, seed_of
 from whet.envs.adapters.textarena import TextArenaGame
 from whet.rollout.episodes import EnvironmentRunner, EpisodeLimits
 from whet.types import Completion, Prompt, Sampling, StopReason, WhetError
@@ -317,9 +315,30 @@ class TestTextArena:
         seen = env.step(Completion("[A C]")).messages[0]["content"]
         assert first not in seen and len(seen) < len(first) + 200
 
-    def test_two_players_need_an_opponent(self):
-        with pytest.raises(WhetError, match="'TicTacToe-v0' is played by 2; give opponent, a function"):
-            TextArenaGame("TicTacToe-v0", players=2)
+    def test_the_policy_plays_all_seats_without_an_opponent(self):
+        """Three in a row for the first player: each seat is a conversation and a sample with a return of its own."""
+        tokenizer, moves = tool_tokenizer(), iter("031425")
+        tokenizer.model_max_length = 100_000
+        runner = EnvironmentRunner(
+            ScriptedEngine(tokenizer, lambda *_: f"[{next(moves)}]"),
+            tokenizer,
+            lambda: TextArenaGame("TicTacToe-v0", players=2),
+            EpisodeLimits(max_turns=40),
+            context=100_000,
+        )
+        row = Prompt(
+            "1", ({"role": "system", "content": "Win."}, {"role": "user", "content": "Play."}), meta={"seed": 1}
+        )
+        (samples,) = runner.play([row], [prompt_tokens(tokenizer, row)], 1, Sampling(60), (0,))
+        assert [(sample.role, sample.returned) for sample in samples] == [("player 0", 1.0), ("player 1", -1.0)]
+        assert {sample.episode for sample in samples} == {"1#0"}
+        for sample, own in zip(samples, ("012", "34"), strict=True):
+            assert [turn.text for turn in sample.turns if turn.role == "assistant"] == [f"[{move}]" for move in own]
+            assert "Win." in sample.turns[0].text and "Play." in sample.turns[0].text
+        with pytest.raises(WhetError, match="seat has no effect without opponent"):
+            TextArenaGame("TicTacToe-v0", players=2, seat=1)
+
+    def test_a_game_for_other_players_is_refused(self):
         with pytest.raises(WhetError, match="cannot be made: AssertionError: The number of players has to be 2"):
             TextArenaGame("TicTacToe-v0")
         with pytest.raises(WhetError, match="'SpiteAndMalice-v0' is for several players, and players is 1"):

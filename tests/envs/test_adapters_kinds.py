@@ -9,10 +9,9 @@ import pytest
 from tests.support.for_every import for_every
 from whet.envs.adapters import bfcl
 from whet.envs.adapters.gym import StepEnvironment
-from whet.envs.adapters.kinds import as_environment
 from whet.envs.adapters.skyrl import SkyRLEnvironment
 from whet.envs.adapters.trl import Routed, TrlEnvironment
-from whet.envs.find import find_environment
+from whet.envs.find import as_environment, find_environment
 from whet.types import StepResult, WhetError
 
 

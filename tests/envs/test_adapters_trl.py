@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.packages import needs
-from whet.envs.adapters.calling import Calling
 from whet.envs.adapters.trl import trl_environment
+from whet.envs.tools.formats import Calling
 from whet.rollout.calls import CallPool
 from whet.types import Completion, Prompt, StopReason, WhetError
 
@@ -359,7 +359,7 @@ class Machine:
 
 
 def test_tools_may_be_called_start_and_step():
-    from whet.envs.adapters.kinds import as_environment
+    from whet.envs.find import as_environment
 
     environment = as_environment(Machine)()
     opened = now(environment.start, ROW)

@@ -16,6 +16,7 @@ from tests.support.packages import needs
 from tests.support.scripted import TOKEN, ScriptedEngine, ask, serving, tool_tokenizer
 from whet.envs.serve import web
 from whet.envs.serve.agent import AgentLimits, AgentRunner
+from whet.envs.tools.formats import call_format_of
 from whet.model.causal_lm import causal_lm
 from whet.model.load import load_model
 from whet.rollout.sampling import draw
@@ -165,7 +166,7 @@ def test_a_constrained_completion_is_context_of_its_episode(engine):
         await client.chat.completions.create(model="policy", messages=messages)
         return 1.0
 
-    from whet.envs.serve.functions import GIVEN
+    from whet.envs.serve.programs import GIVEN
 
     GIVEN["test:constrained"] = play
     ends = (engine.tokenizer.eos_token_id,)
@@ -200,26 +201,73 @@ def test_the_likeliest_tokens_stand_beside_the_sampled(address):
     assert [len(table) for table in answer["choices"][0]["logprobs"]["top_logprobs"]] == [2, 2, 2]
 
 
-@pytest.mark.parametrize(("path", "prompt"), [(CHAT, "messages"), ("/v1/completions", "prompt")])
-def test_a_stream_comes_in_pieces_as_it_is_written(address, path, prompt):
-    given = [{"role": "user", "content": "3+4"}] if prompt == "messages" else "3+4="
-    body = {prompt: given, "temperature": 0, "max_tokens": 40, "stop": ["zzzz"]}
-    _, whole = ask(address, path, body)
+def streamed(address, path, body):
+    """The events of a stream."""
     request = urllib.request.Request(
         address + path,
         json.dumps({**body, "stream": True}).encode(),
         {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"},
     )
     with urllib.request.urlopen(request, timeout=20) as answer:
-        lines = [line.decode().strip() for line in answer if line.startswith(b"data: ")]
-    events = [json.loads(line[6:]) for line in lines[:-1]]
-    assert lines[-1] == "data: [DONE]" and len({event["id"] for event in events}) == 1
+        lines = [line.decode().strip()[6:] for line in answer if line.startswith(b"data: ")]
+    assert (lines[-1] == "[DONE]") == (path != "/v1/responses")
+    return [json.loads(line) for line in lines if line != "[DONE]"]
+
+
+@pytest.mark.parametrize(
+    ("path", "prompt", "more"),
+    [
+        (CHAT, "messages", {"stop": ["zzzz"]}),
+        (CHAT, "messages", {"tools": [PICK]}),
+        ("/v1/completions", "prompt", {"stop": ["zzzz"]}),
+    ],
+)
+def test_a_stream_comes_in_pieces_as_it_is_written(address, path, prompt, more):
+    given = [{"role": "user", "content": "3+4"}] if prompt == "messages" else "3+4="
+    body = {prompt: given, "temperature": 0, "max_tokens": 40, **more}
+    _, whole = ask(address, path, body)
+    events = streamed(address, path, body)
+    assert len({event["id"] for event in events}) == 1
     choices = [event["choices"][0] for event in events]
     pieces = [choice.get("text", (choice.get("delta") or {}).get("content")) or "" for choice in choices]
     said = whole["choices"][0]
     assert "".join(pieces) == said.get("text", (said.get("message") or {}).get("content"))
     assert sum(bool(piece) for piece in pieces) > 1
     assert choices[-1]["finish_reason"] == said["finish_reason"]
+
+
+@pytest.mark.parametrize("tools", [[], [{"type": "function", **PICK["function"]}]])
+def test_responses_come_in_pieces_as_they_are_written(address, tools):
+    body = {"input": "3+4", "temperature": 0, "max_output_tokens": 40, "tools": tools}
+    _, whole = ask(address, "/v1/responses", body)
+    events = streamed(address, "/v1/responses", body)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    kinds = [event["type"].removeprefix("response.") for event in events]
+    pieces = kinds.count("output_text.delta")
+    begin, end = ["output_item.added", "content_part.added"], ["content_part.done", "output_item.done"]
+    assert pieces > 1
+    assert kinds[:-1] == ["created", *begin, *["output_text.delta"] * pieces, "output_text.done", *end]
+    (item,) = whole["output"]
+    assert "".join(event["delta"] for event in events if "delta" in event) == item["content"][0]["text"]
+    assert events[-1]["response"]["status"] == whole["status"]
+    assert events[-1]["response"]["usage"] == whole["usage"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("I add ", "I add"),
+        ("I add <b>", "I add <b>"),
+        ("I add <", "I add"),
+        ("I add <tool_c", "I add"),
+        ("I add\n<tool_call>add(", "I add"),
+        (" <tool", ""),
+        (" I add", ""),  # whether the blank is part of the text depends on whether a call follows
+    ],
+)
+def test_text_before_a_call_is_told_and_nothing_of_the_call(text, said):
+    form = call_format_of("python", [PICK], tool_tokenizer())
+    assert form.said(text) == said
 
 
 def test_requests_with_other_stops_share_a_session(engine):

@@ -17,7 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.for_every import for_every
-from whet.envs.tools import ToolEnvironment, tool_environment
+from whet.envs.tools.environment import ToolEnvironment
+from whet.envs.tools.find import tool_environment
 from whet.protocols import Environment
 from whet.rollout.calls import MOST_LOST
 from whet.types import Completion, InitialObservation, Prompt, StepResult, WhetError
@@ -352,7 +353,7 @@ PIECES = (
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(PIECES, max_size=6))
 def test_no_completion_raises(pieces: Sequence[str]):
     (result,) = played(EVERY(), "".join(pieces))

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.for_every import for_every
-from whet.envs.tools import ToolFailed
 from whet.envs.tools.calculator import calculator
+from whet.envs.tools.tool import ToolFailed
 
 
 @for_every(

@@ -12,7 +12,7 @@ from tests.support.chat_families import FAMILIES
 from tests.support.for_every import for_every
 from whet.data.chat import prompt_tokens
 from whet.data.turns import turn_renderer
-from whet.envs.tools import tool_environment
+from whet.envs.tools.find import tool_environment
 from whet.types import Completion, Prompt, WhetError
 
 TOLD = {"chatml", "llama3", "gemma2", "gemma3", "phi3.5", "smollm3", "lfm2", "cohere2"}  # in words, not by the template

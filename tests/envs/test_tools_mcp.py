@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.packages import needs
-from whet.envs.tools import tool_environment
+from whet.envs.tools.find import tool_environment
 from whet.types import Completion, InitialObservation, Prompt, StepResult, WhetError
 
 pytestmark = needs("mcp")

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.support.packages import needs
-from whet.envs.tools import find_tools, tool_environment
+from whet.envs.tools.find import find_tools, tool_environment
 from whet.envs.tools.search import CorpusDocument, read_corpus, searcher
 from whet.reward.citations import citations
 from whet.types import Prompt, WhetError
@@ -104,3 +104,15 @@ def test_the_numbers_are_those_that_the_reward_for_citations_reads(corpus):
     prompt = Prompt("p", (), "?", meta={"sources": [document.text for document in read_corpus(str(corpus))]})
     assert citations(prompt, "Berlin is the capital [2] and has a zoo [4].") == 1.0
     assert citations(prompt, "Berlin is the capital [2] and has a zoo [9].") < 1.0
+
+
+def test_the_index_does_not_load_jax(tmp_path, monkeypatch):
+    """JAX takes most of a GPU's memory when it is loaded, and the policy's model would find none."""
+    (tmp_path / "jax").mkdir()
+    (tmp_path / "jax" / "__init__.py").write_text("raise SystemExit('jax was loaded')")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("bm25s", "jax")]:
+        monkeypatch.delitem(sys.modules, name)
+    documents = [CorpusDocument("Oslo is in Norway."), CorpusDocument("Rome is in Italy.")]
+    assert "Norway" in searcher(documents, 1)("Oslo")
+    assert "jax" not in sys.modules

@@ -47,14 +47,14 @@ def test_a_reward_of_trl(tmp_path):
 
 
 def test_a_chain_of_runs(tmp_path):
-    imitated, preferred, rewarded = example("sft_dpo_grpo").main(tmp_path, steps=2)
+    imitated, preferred, rewarded = example("sft_dpo_grpo").main(tmp_path, steps=1)
     assert [run.method for run in (imitated, preferred, rewarded)] == ["sft", "dpo", "grpo"]
     assert preferred.config["model"]["name"] == str(imitated.folder)
     assert rewarded.config["model"]["name"] == str(preferred.folder)
 
 
 def test_a_reward_model_is_a_reward(tmp_path):
-    model, policy = example("reward_model").main(tmp_path, steps=2)
+    model, policy = example("reward_model").main(tmp_path, steps=1)
     assert model.method == "rm" and policy.status == "finished"
     rewards = {sample["reward"] for sample in policy.samples()}
     assert len(rewards) > 2 and not rewards <= {0.0, 1.0}  # scores of a network, not of a rule

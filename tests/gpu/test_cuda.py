@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import whet
-from whet.data import prompt_tokens
+from whet.data.chat import prompt_tokens
 from whet.data.tasks import TASKS, prompts
 from whet.model.causal_lm import causal_lm
 from whet.model.load import load_model

@@ -1,5 +1,7 @@
 """Every refusal of a method in a run it cannot work in, each with its fix; and the settings that are let through."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.support.for_every import for_every
@@ -54,6 +56,8 @@ REFUSED = [
     ("grpo", {"select": "finished_turns"}, GROUP, "or objective.select=finished"),
     ("rloo_turns", {}, {"group_size": 1, "has_turns": True}, "give group_size >= 2"),
     ("gigpo", {}, {"group_size": 1, "has_turns": True}, "give group_size >= 2"),
+    ("rloo_tree", {}, {**GROUP, "has_turns": True}, "give env.branching=turns, or objective.baseline=leave_one_out"),
+    ("tree_grpo", {}, {**GROUP, "has_turns": True}, "objective.baseline=group_and_tree compares what was drawn from"),
     # has no effect
     ("grpo", {"clip.high": 0.28}, GROUP, "objective.clip.high has no effect with updates_per_step=1"),
     ("grpo", {"ratio": "sequence"}, GROUP, "objective.ratio has no effect with updates_per_step=1"),
@@ -103,6 +107,7 @@ def test_settings_that_cannot_work_are_refused_with_their_fix(name, changes, set
         ("gigpo", {}, {"group_size": 2}),
         ("grpo_process", {}, {**GROUP, "has_turns": True}),
         ("rae", {}, {"group_size": 1, "has_turns": True}),
+        ("rloo_tree", {}, {"group_size": 2, "has_turns": True, "has_trees": True}),
         ("grpo", {"select": "finished_turns", "imitate": "observed"}, {**GROUP, "has_turns": True}),
     ]
 )
@@ -116,4 +121,4 @@ def test_every_method_works_in_some_run(name):
     objective = PRESETS[name].objective
     updates = 4 if objective.clip.uses_ratio or objective.kl.to_old else 1
     setting = RunSetting(8, updates, num_parts=2, has_steps=True, steps=1000, has_turns=PRESETS[name].episodes)
-    check_setting(objective, setting, {})
+    check_setting(objective, replace(setting, has_trees=PRESETS[name].episodes), {})

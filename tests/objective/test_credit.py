@@ -9,6 +9,7 @@ import torch
 from tests.support.for_every import for_every
 from tests.support.napkin import batch_of, double, near
 from whet.objective import PRESETS
+from whet.objective.advantage import LeaveOneOut
 from whet.objective.credit import (
     GAE,
     DecoupledGAE,
@@ -22,6 +23,8 @@ from whet.objective.credit import (
 )
 from whet.objective.pass_at_k import BestMinusSecond, PassAtK, PassAtKMarginal
 from whet.objective.scale import NoScale
+from whet.objective.siblings import GroupAndTree, Siblings
+from whet.objective.statistics import episode_weight
 from whet.objective.steps import AnchoredSteps, StepDelta, StepMean, StepSum, TurnIndexRewards, TurnReturn
 from whet.types import WhetError
 
@@ -193,6 +196,57 @@ def test_states_of_two_groups_are_never_compared():
 
 
 # one of k
+
+
+def tree_batch(rewards, nodes, episodes):
+    """A turn a column; nodes of 0 stand for no turn."""
+    node = torch.tensor(nodes)
+    return batch_of(*rewards, action=node > 0, node=node, episode=torch.tensor(episodes))
+
+
+# an episode whose first turn is followed by one that ends it and one behind which it branches again; and one alone
+TREE = tree_batch((1.0, 0.0, 4.0, 3.0), [[1, 2, 0], [1, 3, 4], [1, 3, 5], [1, 0, 0]], [7, 7, 7, 8])
+
+
+def test_a_row_counts_by_the_draws_on_its_way():
+    assert episode_weight(TREE).tolist() == [0.5, 0.25, 0.25, 1.0]
+    assert episode_weight(replace(TREE, node=None)).tolist() == near([1 / 3, 1 / 3, 1 / 3, 1.0])
+    # what was not scored is no draw: its sibling takes its place, and a whole subtree may go
+    lost = replace(TREE, reward=double(1.0, NAN, 4.0, 3.0))
+    assert episode_weight(lost).tolist() == [0.5, 0.0, 0.5, 1.0]
+    assert episode_weight(replace(TREE, reward=double(1.0, NAN, NAN, 3.0))).tolist() == [1.0, 0.0, 0.0, 1.0]
+    # a row that ends where others go on is one of the ways on
+    ended = tree_batch((1.0, 0.0, 4.0), [[1, 0, 0], [1, 3, 4], [1, 3, 5]], [7, 7, 7])
+    assert episode_weight(ended).tolist() == [0.5, 0.25, 0.25]
+    # two draws with equal numbers in two episodes are two draws, and a row without a turn is a tree of its own
+    bare = tree_batch((1.0, 2.0, 3.0), [[1, 2, 0], [1, 2, 0], [0, 0, 0]], [7, 8, 9])
+    assert episode_weight(bare).tolist() == [1.0, 1.0, 1.0]
+
+
+def test_siblings_by_hand():
+    found = Siblings().centred(TREE, {})
+    # the episodes earn 1/2 + 1/4 * 4 = 1.5 and 3; draws 2 and 3 earn 1 and 2, draws 4 and 5 earn 0 and 4
+    assert found.tolist() == near([[-1.5, -1.0, 0.0], [-1.5, 1.0, -4.0], [-1.5, 1.0, 4.0], [1.5, 0.0, 0.0]])
+    # a draw without siblings goes with the one before it
+    chain = tree_batch((1.0, 5.0, 3.0), [[1, 2, 3], [1, 4, 5], [1, 0, 0]], [7, 7, 8])
+    assert Siblings().centred(chain, {}).tolist() == near([[0.0, -4.0, -4.0], [0.0, 4.0, 4.0], [0.0, 0.0, 0.0]])
+    # siblings that agree say that the turn made no difference, whatever the others of the group earned
+    agree = tree_batch((1.0, 1.0, 3.0), [[1, 2, 0], [1, 4, 0], [1, 0, 0]], [7, 7, 8])
+    assert Siblings().centred(agree, {}).tolist() == near([[-2.0, 0.0, 0.0], [-2.0, 0.0, 0.0], [2.0, 0.0, 0.0]])
+    # one tree alone learns from its siblings, and has nothing to compare its first turn with
+    alone = TREE.select([0, 1, 2])
+    assert Siblings().centred(alone, {}).tolist() == near([[0.0, -1.0, 0.0], [0.0, 1.0, -4.0], [0.0, 1.0, 4.0]])
+    plain = replace(TREE, node=None, episode=None)
+    expected = (plain.reward - LeaveOneOut()(plain, {}))[:, None] * plain.action
+    assert Siblings().centred(plain, {}).tolist() == near(expected.tolist())
+
+
+def test_group_and_tree_by_hand():
+    found = GroupAndTree().centred(TREE, {})[:, 0]
+    group = (TREE.reward - 2) / (TREE.reward.std() + 1e-6)
+    leaves = TREE.reward[:3]
+    tree = torch.cat([(leaves - leaves.mean()) / (leaves.std() + 1e-6), torch.zeros(1)])
+    assert found.tolist() == near((group + tree).tolist())
 
 
 def test_pass_at_k_by_hand():

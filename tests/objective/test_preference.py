@@ -19,15 +19,10 @@ from whet.objective.axes import (
     title,
     with_changes,
 )
-from whet.objective.preference import (
-    PairBatch,
-    PairExtras,
-    PairTotals,
-    pair_totals,
-)
+from whet.objective.preference.batch import PairBatch, PairExtras, PairTotals, pair_totals
 from whet.objective.presets.preference import LEFT_OUT, PAIR_PRESETS
 from whet.pages.methods import axes_table, component_table, explanation, markdown_page, overview
-from whet.record.metrics.correlation import length_correlation
+from whet.record.metrics.distribution import length_correlation
 from whet.types import WhetError
 
 METHODS = {name: preset.objective for name, preset in PAIR_PRESETS.items()}

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.support.for_every import for_every
-from whet.objective.preference import (
+from whet.objective.preference.reward_model import (
     AllPairs,
     LabelBatch,
     LabelLoss,

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import bias_plots
+from benchmarks import bias_plots, bias_trees
 from tests.support.drawings import same_drawing
 from tests.support.for_every import for_every
 from whet.objective import PRESETS, with_changes
@@ -474,6 +474,32 @@ def test_anchored_steps_weigh_the_exact_gradient_state_by_state(group_size):
     counts = (group_size - 1) / group_size + 0.5 * seen_by_others(visits(THETA), group_size)
     torch.testing.assert_close(found, counts[:, None] * exact(expected_reward(EPISODES)), **CLOSE)
     assert counts.max() - counts.min() > 0.1
+
+
+# trees: every tree of a toy of its own (benchmarks/bias_trees.py)
+
+
+def test_the_toy_of_trees_is_one():
+    for trees in (bias_trees.online(rule) for rule in (bias_trees.never, bias_trees.at_turns, bias_trees.at_chance)):
+        assert sum(chance for chance, _ in trees) == pytest.approx(1, abs=1e-12)
+    sizes = {len(tree) for _, tree in bias_trees.online(bias_trees.at_turns)}
+    assert sizes == {1, 2, 3} and bias_trees.exact().norm() > 0.1
+
+
+def test_siblings_and_leave_one_out_are_unbiased_on_trees_that_branch_when_a_state_is_reached():
+    right, found = bias_trees.exact(), bias_trees.estimates()
+    unbiased = [name for name in found if bias_trees.apart(found[name].mean, right) < 1e-10]
+    assert [
+        name for name in found if "episodes" in name or ("branching" in name and "group_and_tree" not in name)
+    ] == unbiased
+    assert len(unbiased) == 4
+    for name in set(found) - set(unbiased):
+        assert bias_trees.apart(found[name].mean, right) > DIFFERENT, name
+
+
+def test_the_table_of_trees_is_fresh():
+    page = (DOCS / "bias.md").read_text(encoding="utf-8")
+    assert bias_trees.table() in page, "python benchmarks/bias_trees.py prints the rows of docs/bias.md"
 
 
 # the figures of docs/bias.md

@@ -1,6 +1,6 @@
 """The papers that credit the tokens of a completion one by one: steps, turns and critics. As naive as `papers`."""
 
-from math import exp
+from math import exp, sqrt
 
 import torch
 
@@ -128,6 +128,64 @@ def turn_return(case, gamma=1.0):
 
 def rloo_turns(case):
     return fixed_length(clipped(case, turn_return(case)), case.budget)
+
+
+def siblings(case):
+    """A turn by the mean of its leaves, less the same of the other turns drawn from its state; without any, as the turn
+    before it, and at first the whole episode against the others of its group."""
+
+    def branches(i):
+        return [j for j in case.members(i) if case.episode[j] == case.episode[i]]
+
+    def worth(i, path):
+        return mean([case.reward[j] for j in branches(i) if case.path(j)[: len(path)] == path])
+
+    def of_path(i, path):
+        if not path:
+            group = case.members(i)
+            others = {case.episode[j]: worth(j, ()) for j in group if case.episode[j] != case.episode[i]}
+            agree = not others or flat([case.reward[j] for j in group])
+            return 0.0 if agree else worth(i, ()) - mean(list(others.values()))
+        state = path[:-1]
+        ways = {case.path(j) for j in branches(i)}
+        drawn = {way[: len(path)] for way in ways if way[: len(state)] == state and len(way) > len(state)}
+        others = [worth(i, other) for other in drawn if other != path]
+        return worth(i, path) - mean(others) if others else of_path(i, state)
+
+    def term(i, t):
+        if case.reward[i] is None:
+            return 0.0
+        if case.node is None:
+            others = [case.reward[j] for j in case.others(i)]
+            return case.reward[i] - mean(others) if others else 0.0
+        path = case.path(i)
+        return of_path(i, path[: path.index(case.node[i][t]) + 1])
+
+    return each_token(case, term)
+
+
+def rloo_tree(case):
+    return fixed_length(clipped(case, siblings(case)), case.budget)
+
+
+def tree_grpo(case, *, beta=0.001):
+    """Tree-GRPO (2509.21240), as in its authors' code: standardised over the leaves of the prompt, and of the tree."""
+
+    def among(i, chosen):
+        leaves = {case.leaf[j]: case.reward[j] for j in case.members(i) if chosen(j)}
+        rewards = list(leaves.values())
+        if case.reward[i] is None or len(rewards) < 2 or max(rewards) - min(rewards) <= FLOOR:
+            return 0.0
+        middle = mean(rewards)
+        spread = sqrt(sum((reward - middle) ** 2 for reward in rewards) / (len(rewards) - 1))
+        return (case.reward[i] - middle) / (spread + FLOOR)
+
+    each = [
+        among(i, lambda j: True) + among(i, lambda j, i=i: case.episode[j] == case.episode[i])
+        for i in case.completions()
+    ]
+    policy = clipped(case, on_tokens(case, each))
+    return token_mean(plus(policy, each_token(case, lambda i, t: k3(strayed(case, i, t))), -beta))
 
 
 def turn_index_rewards(case, gamma=1.0):

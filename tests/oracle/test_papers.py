@@ -1,7 +1,7 @@
 """Every method's gradient equals the gradient of its paper's formula, on ragged random batches in float64."""
 
 from dataclasses import fields, replace
-from math import lcm
+from math import lcm, prod
 
 import pytest
 import torch
@@ -94,10 +94,20 @@ WEIGHED = [
 
 
 def as_often(batch):
-    """Rows such that every episode has as many of them, and how many: branches stand for one episode together."""
-    siblings = [int((batch.episode == each).sum()) for each in batch.episode]
-    copies = lcm(*siblings)
-    return torch.arange(batch.num_sequences).repeat_interleave(copies // torch.tensor(siblings)), copies
+    """Rows such that every episode has as many of them, and how many: branches stand for one episode together, each by
+    the draws that it came by. What follows a state, draws and ends of branches, divides the state's rows evenly."""
+    paths = [
+        [int(episode), *dict.fromkeys(row[action].tolist())]
+        for episode, row, action in zip(batch.episode, batch.node, batch.action, strict=True)
+    ]
+    following = {}
+    for row, path in enumerate(paths):
+        for length in range(1, len(path) + 1):
+            after = path[length] if length < len(path) else ("end", row)
+            following.setdefault(tuple(path[:length]), set()).add(after)
+    shares = [prod(len(following[tuple(path[:length])]) for length in range(1, len(path) + 1)) for path in paths]
+    copies = lcm(*shares)
+    return torch.arange(batch.num_sequences).repeat_interleave(copies // torch.tensor(shares)), copies
 
 
 # episodes of one and two branches for all; of one to three where siblings are averaged in another way
@@ -111,7 +121,7 @@ def test_gradient_equals_the_papers_over_branches(name, seed):
     assert copies > 1 and len(batch.episode.unique()) < batch.num_sequences
     leaf, leaves = logp.clone().requires_grad_(), with_leaves(extras)
     with counting(copies):
-        case = case_of(batch.select(rows), leaf[rows], chosen(leaves, rows, logp.shape[1]), MEMORY)
+        case = case_of(batch.select(rows), leaf[rows], chosen(leaves, rows, logp.shape[1]), MEMORY, rows=rows)
         method.paper(case).backward()
         if method.critic is not None:
             method.critic(case).backward()
@@ -313,7 +323,7 @@ def test_the_batches_hold_every_field():
     late |= {"routed_experts", "old_experts"}  # of mixtures of experts alone
     late |= {"teacher_top", "teacher_top_logp"}  # of the pass, which gives the divergence
     missing = {field.name for field in fields(batch) if getattr(batch, field.name) is None}
-    assert missing == late | {"episode", "returned"}
+    assert missing == late | {"episode", "returned", "node"}
     branches = episodes(0, batch, branches=True)
     assert {field.name for field in fields(batch) if getattr(branches, field.name) is None} == late
     turns = torch.where(branches.action, branches.segment, -1).amax(-1)

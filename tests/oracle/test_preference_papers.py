@@ -9,7 +9,7 @@ from tests.oracle import preference_papers as papers
 from tests.support.for_every import for_every
 from tests.support.preference_batches import random_rows
 from whet.objective.axes import PAIR_AXES, with_changes
-from whet.objective.preference import PairExtras, mismatched_rows, pair_totals
+from whet.objective.preference.batch import PairExtras, mismatched_rows, pair_totals
 from whet.objective.presets.preference import PAIR_PRESETS
 
 SEEDS = range(6)

@@ -9,7 +9,7 @@ import pytest
 
 from whet.pages.evaluation import EvalReport, ModelEval, eval_page, eval_record, eval_text, short_names
 from whet.record.metrics.eval_summary import CUT, FORCED, Attempt, summarized
-from whet.record.metrics.paired import paired_tests
+from whet.record.metrics.intervals import paired_tests
 
 
 def attempts(right: int, samples: int = 2, prompts: int = 10):

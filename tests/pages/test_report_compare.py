@@ -29,7 +29,7 @@ from whet.pages.compare import (
     table_text,
     verdict,
 )
-from whet.record.metrics.significance import corrected, incomplete_beta, two_sided_p, welch_p
+from whet.record.metrics.intervals import corrected, incomplete_beta, two_sided_p, welch_p
 
 # critical values of Student's t as tables print them: (degrees of freedom, two-sided p, t)
 T_TABLE = [

@@ -32,8 +32,16 @@ from whet.pages.reward_dry_run import (
 )
 from whet.pages.run_charts import columns_of, drawn_charts, planned_charts
 from whet.record.marks import review_counts, review_verdict
-from whet.record.metrics.correlation import correlations, pearson, ranks, spearman
-from whet.record.metrics.distribution import distribution, flat_shares, histogram, reward_spread
+from whet.record.metrics.distribution import (
+    correlations,
+    distribution,
+    flat_shares,
+    histogram,
+    pearson,
+    ranks,
+    reward_spread,
+    spearman,
+)
 from whet.record.run import RunRecord
 from whet.types import Group, Prompt, Sample, StepReport, StopReason, WhetError
 

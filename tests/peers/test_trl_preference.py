@@ -8,15 +8,8 @@ import torch
 from tests.peers.peer import DATASETS, Package, Peer, PeerMissing
 from tests.support.preference_batches import random_rows
 from whet.objective.axes import with_changes
-from whet.objective.preference import (
-    AllPairs,
-    PairExtras,
-    RankBatch,
-    RankLoss,
-    pair_ranks,
-    pair_totals,
-    reward_totals,
-)
+from whet.objective.preference.batch import PairExtras, pair_totals
+from whet.objective.preference.reward_model import AllPairs, RankBatch, RankLoss, pair_ranks, reward_totals
 from whet.objective.presets.preference import PAIR_PRESETS
 
 pytestmark = pytest.mark.peers

@@ -11,16 +11,14 @@ import torch
 from tests.support.for_every import for_every
 from tests.support.preference_batches import random_rows
 from whet.objective.axes import with_changes
-from whet.objective.preference import (
+from whet.objective.preference.batch import PairBatch, PairExtras, pair_totals
+from whet.objective.preference.reward_model import (
     AllPairs,
     LabelBatch,
     LabelLoss,
-    PairBatch,
-    PairExtras,
     PlackettLuce,
     RankBatch,
     RankLoss,
-    pair_totals,
     reward_totals,
 )
 from whet.objective.presets.preference import PAIR_PRESETS

@@ -57,8 +57,8 @@ def test_a_demonstration_is_the_conversation_of_a_run(recipe: Recipe, tiny: Path
     """Its tokens are those of an episode that says the same, and what the tool answers carries no loss."""
     from transformers import AutoTokenizer
 
-    from whet.data import demonstration_tokens, demonstrations_from
-    from whet.data.chat import prompt_tokens, text_tokens
+    from whet.data.chat import demonstration_tokens, prompt_tokens, text_tokens
+    from whet.data.prompts import demonstrations_from
     from whet.data.rows import Row
     from whet.data.turns import turn_renderer
     from whet.types import Prompt

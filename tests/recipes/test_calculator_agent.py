@@ -10,7 +10,7 @@ from pathlib import Path
 import calculator_agent
 import pytest
 
-from whet.envs.tools import tool_environment
+from whet.envs.tools.find import tool_environment
 from whet.model.load import load_model
 from whet.settings.layers import merged, read_toml
 from whet.training.config import resolved

@@ -10,8 +10,7 @@ import pytest
 
 from whet.record.evaluations import Evaluations, Measurement, best_remark, evaluations_of
 from whet.record.log import EvalRecord, RunRecorder, eval_records, read_metrics
-from whet.record.metrics.intervals import share_interval
-from whet.record.metrics.paired import mcnemar_p
+from whet.record.metrics.intervals import mcnemar_p, share_interval
 
 
 def shares(*values: float, size: int = 200) -> Evaluations:

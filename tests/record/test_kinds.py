@@ -158,3 +158,13 @@ def test_a_run_without_steps_has_a_card_and_no_figure(tmp_path: Path) -> None:
 )
 def test_a_metric_has_one_unit_everywhere(name: str, value: float | None, text: str) -> None:
     assert metric_text(name, value) == text
+
+
+def test_the_leaves_of_episodes_and_what_they_share():
+    counts = {"samples": 12, "episodes": 8, "tokens": 90, "shared_tokens": 30}
+    step = StepReport(1, 0, counts, {"total": 0.5}, {})
+    kind = RUN_KINDS[RL]
+    shown = {each.name: each.measure(step) for each in kind.figures}
+    assert (shown["leaves"], shown["shared"], shown["completion_length"]) == (1.5, 0.25, 10.0)
+    plain = StepReport(1, 0, {"samples": 12, "tokens": 90}, {"total": 0.5}, {})
+    assert all(each.measure(plain) is None for each in kind.figures if each.name in ("leaves", "shared"))

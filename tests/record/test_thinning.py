@@ -11,8 +11,8 @@ import pytest
 from tests.support.for_every import for_every
 from whet.pages.run_report import health_cards, html_report
 from whet.record.log import RunRecorder, parsed_line, raw_lines, step_sums
+from whet.record.rows import ThinnedLog
 from whet.record.run import MOST_BETWEEN, read_run
-from whet.record.thinning import ThinnedLog
 from whet.types import StepReport, WhetError
 
 

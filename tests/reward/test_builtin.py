@@ -18,8 +18,8 @@ from tests.support.for_every import for_every
 from whet.reward.answer import exact_answer, final_answer
 from whet.reward.countdown import countdown
 from whet.reward.find import BUILTIN
+from whet.reward.format import think_format
 from whet.reward.mathematics.math_answer import math_answer
-from whet.reward.think_format import think_format
 from whet.types import Prompt, WhetError
 
 

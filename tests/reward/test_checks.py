@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from whet.record.health import diagnosis
+from whet.record.health.registry import diagnosis
 from whet.reward.call import as_reward
-from whet.reward.checks import RewardChecks
+from whet.reward.checks import RewardChecks, frame_moves, frames
 from whet.reward.combine import RewardPart
 from whet.reward.find import find_reward
-from whet.reward.frame import frame_moves, frames
 from whet.reward.score import score
 from whet.training.assembly.rewards import build_checks
 from whet.training.config import resolved

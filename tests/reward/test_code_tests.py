@@ -14,8 +14,8 @@ import torch
 
 from whet.protocols import Reward
 from whet.reward.code_tests import CodeTests, code_of, code_tests, same_output, tests_of
-from whet.reward.sandbox import Sandbox
-from whet.reward.unscorable import collected_reasons
+from whet.reward.failure import collected_reasons
+from whet.reward.sandbox.pool import Sandbox
 from whet.reward.version import reward_hash
 from whet.types import Prompt, Sample, StopReason, WhetError
 
@@ -189,7 +189,7 @@ def test_an_early_error_leaves_the_other_assertions_failed():
 
 
 def test_unscorable_tests_have_a_reason(caplog, monkeypatch):
-    monkeypatch.setattr("whet.reward.unscorable._prompts", set())  # the log names the first few only
+    monkeypatch.setattr("whet.reward.failure._prompts", set())  # the log names the first few only
     for tests, reason in (
         ("# later", "only comments"),
         ("import math", "hold no assertion"),

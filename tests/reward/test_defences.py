@@ -16,10 +16,9 @@ import torch
 
 from tests.support.for_every import for_every
 from whet.reward import defences
-from whet.reward.defences import DEFENCES, Case, Rates, corpus, rates
-from whet.reward.defences.padding import density
-from whet.reward.defences.rates import rates_of
-from whet.reward.defences.support import _one_step
+from whet.reward.defences import DEFENCES, Case, Rates, corpus, rates, rates_of
+from whet.reward.defences.guessing import _one_step
+from whet.reward.defences.redundancy import density
 from whet.reward.find import find_reward
 from whet.types import Prompt, Sample, StopReason, WhetError
 

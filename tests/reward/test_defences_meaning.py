@@ -13,7 +13,7 @@ from tests.support.for_every import for_every
 from whet.reward import defences
 from whet.reward.coherence import coherence
 from whet.reward.defences import DEFENCES
-from whet.reward.defences.padding import density
+from whet.reward.defences.redundancy import density
 from whet.reward.repetition import repetition
 from whet.types import Prompt
 

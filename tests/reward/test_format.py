@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.for_every import for_every
-from whet.reward.format import agent_format
-from whet.reward.think_format import think_format
+from whet.reward.format import agent_format, think_format
 from whet.types import WhetError
 
 THOUGHT = "<think>The area of the circle is pi times the square of 5.</think>"

@@ -13,16 +13,22 @@ import torch
 
 from tests.support.for_every import for_every
 from whet.protocols import Reward
-from whet.reward.failure import PartialFailure, RewardFailure
+from whet.reward.failure import PartialFailure, RewardFailure, collected_reasons
 from whet.reward.find import find_reward
-from whet.reward.judge import Judge, JudgeSettings, check_company, engine_ask, judge, preference_in, rubric_scores_in
-from whet.reward.judge.ask import Trouble
-from whet.reward.judge.cache import AnswerCache
-from whet.reward.judge.questions import JudgeQuestion, comparison_question, fence_mark, grading_question
-from whet.reward.judge.reward import meetings, outcome_of
-from whet.reward.judge.rubric import Criterion, Rubric, rubric_from
+from whet.reward.judge.ask import AnswerCache, JudgeSettings, Trouble, engine_ask
+from whet.reward.judge.questions import (
+    Criterion,
+    JudgeQuestion,
+    Rubric,
+    comparison_question,
+    fence_mark,
+    grading_question,
+    preference_in,
+    rubric_from,
+    rubric_scores_in,
+)
+from whet.reward.judge.reward import Judge, check_company, judge, meetings, outcome_of
 from whet.reward.score import Failures, RewardPart, TooManyFailures, score
-from whet.reward.unscorable import collected_reasons
 from whet.types import Prompt, Sample, Sampling, StopReason, WhetError
 
 QUESTION = Prompt("q1", ({"role": "user", "content": "What is 2 + 2?"},), answer="4")

@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from tests.support.for_every import for_every
-from whet.reward.judge import judge
+from whet.reward.failure import collected_reasons
 from whet.reward.judge.asides import pieces_of, without_asides
-from whet.reward.judge.questions import grading_question
-from whet.reward.judge.rubric import Rubric
-from whet.reward.unscorable import collected_reasons
+from whet.reward.judge.questions import Rubric, grading_question
+from whet.reward.judge.reward import judge
 from whet.types import Prompt, Sample, StopReason, WhetError
 
 TEXT = "A shop has 24 pens and sells 9 of them. How many pens are left?"

@@ -10,12 +10,13 @@ import torch
 
 from tests.support.for_every import for_every
 from whet.protocols import Reward
+from whet.record.metrics.reward_model import ensemble_score
 from whet.reward.combine import RewardPart
-from whet.reward.find import find_reward
-from whet.reward.learned import LearnedSteps, aggregated, ensemble_score, learned, learned_steps, length_fit, step_ends
+from whet.reward.find import find_reward, reward_with
 from whet.reward.learned.network import Place, Tokens, batches, read_network
+from whet.reward.learned.outcome import learned, length_fit
+from whet.reward.learned.process import LearnedSteps, aggregated, learned_steps, step_ends
 from whet.reward.steps import step_scorer, with_steps
-from whet.reward.with_settings import reward_with
 from whet.types import Prompt, Sample, StopReason, WhetError
 
 QUESTION = Prompt("q1", ({"role": "user", "content": "say a"},))

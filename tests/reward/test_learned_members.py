@@ -6,9 +6,9 @@ from typing import ClassVar
 
 import pytest
 
-from whet.record.metrics.ensemble import disagreement, standardized
-from whet.reward.learned import ensemble_score, learned
+from whet.record.metrics.reward_model import disagreement, ensemble_score, standardized
 from whet.reward.learned.members import head_scales, model_folders, warn_of_scales
+from whet.reward.learned.outcome import learned
 from whet.types import WhetError
 
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from whet.pages.reward_history import history_text
+from whet.pages.rescore import history_text
 from whet.reward.ledger import NOT_GIVEN, Effect, history, ledger_path, note_change, note_effect, note_reason, note_run
 from whet.reward.version import RewardVersion
 from whet.types import WhetError

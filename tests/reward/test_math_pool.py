@@ -13,10 +13,10 @@ from collections.abc import Iterator
 import pytest
 
 from whet.reward.call import Together, as_reward
+from whet.reward.failure import collected_reasons
 from whet.reward.find import find_reward
 from whet.reward.mathematics.math_answer import math_answer, math_answers, unread_gold
 from whet.reward.mathematics.verifier_pool import MathJob, MathPool
-from whet.reward.unscorable import collected_reasons
 from whet.types import Prompt
 
 INTEGRAL = r"\int_0^1 x dx"

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.support.for_every import for_every
-from whet.reward.refusal import is_refusal, refusal
+from whet.reward.safety import is_refusal, refusal
 from whet.types import Prompt, WhetError
 
 REFUSED = (

@@ -27,10 +27,11 @@ class ScriptedEngine:
     """Writes what the script says: the completion of turn t of the conversation, by how many turns it has seen."""
 
     def __init__(self, tokenizer, script):
-        self.tokenizer, self.script, self.seen = tokenizer, script, []
+        self.tokenizer, self.script, self.seen, self.seeds = tokenizer, script, [], []
 
     def generate(self, requests, sampling):
         self.seen.append([request.tokens for request in requests])
+        self.seeds += [request.seed for request in requests]
         samples = []
         for request in requests:
             text = self.script(self.tokenizer.decode(list(request.tokens), skip_special_tokens=False))
@@ -350,6 +351,53 @@ def test_quick_environments_are_waited_for_so_that_batches_are_the_same_in_every
     at_once = simulated(monkeypatch, loaded, lambda function: 0.0)
     quick = simulated(monkeypatch, loaded, lambda function: 0.001 + 0.0005 * (id(function) % 3))
     assert quick.looks == at_once.looks and 0 < quick.waited < 0.25
+
+
+class BothSides:
+    """Two roles write in turn; the second loses, and only the first is told of it."""
+
+    seats = 2
+
+    def __init__(self):
+        self.count = 0
+
+    def start(self, prompt):
+        return InitialObservation(({"role": "user", "content": "begin"},), role="first")
+
+    def step(self, completion):
+        self.count += 1
+        if self.count == 5:
+            return StepResult(done=True, rewards={"first": 1.0, "second": -1.0, "third": 3.0})
+        message = {"role": "user", "content": f"move {self.count}"}
+        return StepResult((message,), reward=0.25, role="second" if self.count % 2 else "first")
+
+
+def test_both_sides_of_a_game_are_trained_each_with_its_own_return(loaded):
+    (samples,), notes, engine = play(loaded, BothSides, count=2)
+    assert [sample.role for sample in samples] == ["first", "second"] * 2 and not notes.failures
+    first, second = (loaded.tokenizer.decode(s.tokens.tolist(), skip_special_tokens=False) for s in samples[:2])
+    go = "<|assistant|>go<|end|>"
+    assert first == f"<|user|>begin<|end|>{go}<|user|>move 2<|end|>{go}<|user|>move 4<|end|>{go}"
+    assert second == f"<|user|>move 1<|end|>{go}<|user|>move 3<|end|>{go}"
+    assert [(sample.returned, sample.episode) for sample in samples[:2]] == [(1.5, "p#0"), (-0.5, "p#0")]
+    assert [int(sample.action.sum()) for sample in samples[:2]] == [9, 6]
+    assert len(set(engine.seeds)) == len(engine.seeds) == 10
+    (samples,), _, _ = play(loaded, BothSides, max_turns=1)  # over before the second had a turn
+    assert [(sample.role, sample.stop) for sample in samples] == [("first", StopReason.TURNS)]
+
+
+def test_both_sides_are_written_as_one_conversation_each_would_be(loaded):
+    """Keys and values of two conversations of one episode are kept side by side."""
+    engine = TorchEngine(causal_lm(loaded.model), loaded.tokenizer, loaded.end_tokens, context=512)
+    runner = EnvironmentRunner(engine, loaded.tokenizer, BothSides, EpisodeLimits(), 512)
+    (samples,) = runner.play([PROMPT], [opened(loaded.tokenizer, PROMPT)], 4, Sampling(12), (0,))
+    assert len(samples) == 8
+    for sample in samples:
+        with torch.no_grad():
+            logits = causal_lm(loaded.model).model(sample.tokens[None]).logits[0]
+        logp = logits[:-1].float().log_softmax(-1).gather(1, sample.tokens[1:, None])[:, 0]
+        there = sample.action[1:]
+        torch.testing.assert_close(sample.behavior_logp[1:][there], logp[there], atol=1e-4, rtol=1e-4)
 
 
 def test_async_environments_answer_side_by_side(loaded):

@@ -17,7 +17,7 @@ from whet.objective import AXES, PAIR_AXES, PAIR_PRESETS, PRESETS, Preset, catal
 from whet.objective.axes import FAMILIES, component_refusal
 from whet.objective.clip import PPOClip
 from whet.objective.component import Component
-from whet.objective.preference.imitate import Summed
+from whet.objective.preference.anchor import Summed
 from whet.objective.terms import ImitateRight
 from whet.pages.methods import axes_table, component_table, explanation_with_plot, overview
 from whet.types import TokenBatch, WhetError
@@ -378,6 +378,8 @@ def test_a_package_adds_methods_components_and_rewards(plugin, tmp_path):
         "batch.group_size=2",
         "--set",
         "eval.prompts=2",
+        "--set",
+        "sampling.max_new_tokens=8",
     ]
     own = ["--set", "objective.clip=thin_clip", "--set", "batch.updates_per_step=2"]
     for method, further in (("thin_grpo", ["--set", "sampling.engine=loud"]), ("grpo", own)):

@@ -8,8 +8,7 @@ import whet
 from tests.support.for_every import for_every
 from whet.objective import catalogue
 from whet.settings.foreign import FOREIGN
-from whet.settings.layers import from_settings, has_key
-from whet.settings.names import OLD_COMPONENTS, OLD_KEYS, translated
+from whet.settings.layers import OLD_COMPONENTS, OLD_KEYS, from_settings, has_key, translated
 from whet.tools.pipelines.registry import PIPELINES
 from whet.tools.pipelines.settings import resolve_settings
 from whet.training.config import CONFIG_CLASSES, resolved

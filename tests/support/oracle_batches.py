@@ -2,7 +2,7 @@
 
 `random_batch` are single completions that tool output interrupts here and there. `episodes` makes episodes of them:
 turns of different number, holes of observed tokens between them, rewards of turns, states that are named, roles, and
-branches that share an episode.
+branches that share an episode, some of them their first turns.
 """
 
 from dataclasses import fields, replace
@@ -137,6 +137,7 @@ def episodes(seed: int, batch: TokenBatch, branches: bool = False) -> TokenBatch
                 step_reward[row, stop - 1] = torch.rand((), generator=stream, dtype=torch.float64)
                 returned[row] += step_reward[row, stop - 1]
             at = stop + draw(1, 4)
+    node = 10 * torch.arange(num_rows)[:, None] + segment
     place = torch.arange(num_rows) - (batch.group[:, None] > batch.group[None]).sum(-1)
     role = place % 2
     episode = torch.arange(num_rows)
@@ -146,6 +147,9 @@ def episodes(seed: int, batch: TokenBatch, branches: bool = False) -> TokenBatch
             episode[row] = episode[row - 2]
             parts[row, 0] = parts[row - 2, 0]
             reward[row] = (parts[row] * batch.part_weight[row]).sum()
+            common = min(row % 3, int(segment[row].max()), int(segment[row - 2].max()) + 1)  # turns that they share
+            for turn in range(common):
+                node[row, segment[row] == turn] = node[row - 2][segment[row - 2] == turn][0]
     return replace(
         batch,
         action=action,
@@ -158,6 +162,7 @@ def episodes(seed: int, batch: TokenBatch, branches: bool = False) -> TokenBatch
         demonstrated=elsewhere(action, stream),
         role=role,
         episode=100 - episode if branches else None,
+        node=node if branches else None,
         parts=parts,
         reward=reward,
     )

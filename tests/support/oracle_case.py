@@ -45,6 +45,8 @@ class Case:
     observed: list  # of the policy where an environment wrote, with gradient: [completion][observed token]
     demonstrated: list  # of the policy where a demonstration stands, with gradient
     episode: list  # [completion], branches of one share it
+    node: list | None  # of each token, the draw that its turn came from
+    leaf: list  # [completion], which branch it is: copies of one share it
     memory: dict = field(default_factory=dict)
     dropped: list | None = None  # tokens a lottery took out, as the package drew them
 
@@ -70,6 +72,10 @@ class Case:
         """Those of them that are no branch of the same episode."""
         return [j for j in self.members(i) if self.episode[j] != self.episode[i]]
 
+    def path(self, i):
+        """The draws that a branch came by; none are known without trees."""
+        return () if self.node is None else tuple(dict.fromkeys(self.node[i]))
+
     def scored(self):
         return [i for i in self.completions() if self.reward[i] is not None]
 
@@ -77,8 +83,8 @@ class Case:
         return self.parts[i][0] == 1 and self.reward[i] is not None
 
 
-def case_of(batch: TokenBatch, logp: torch.Tensor, extras: Extras, memory, learns=None) -> Case:
-    """`logp` and the extras may be leaves: gradients flow back to them."""
+def case_of(batch: TokenBatch, logp: torch.Tensor, extras: Extras, memory, learns=None, rows=None) -> Case:
+    """`logp` and the extras may be leaves: gradients flow back to them. `rows`: which rows these are copies of."""
 
     def cut(values, numbers=True, places=batch.action):
         if values is None:
@@ -125,6 +131,8 @@ def case_of(batch: TokenBatch, logp: torch.Tensor, extras: Extras, memory, learn
         observed=cut(logp, numbers=False, places=batch.observed),
         demonstrated=cut(logp, numbers=False, places=batch.demonstrated),
         episode=list(range(batch.num_sequences)) if batch.episode is None else batch.episode.tolist(),
+        node=cut(batch.node),
+        leaf=list(range(batch.num_sequences)) if rows is None else rows.tolist(),
         memory=dict(memory),
         dropped=None if learns is None else [[not each for each in row] for row in cut(learns)],
     )

@@ -2,7 +2,7 @@
 
 import torch
 
-from whet.objective.preference import PairBatch, PairExtras
+from whet.objective.preference.batch import PairBatch, PairExtras
 
 WIDTH = 12
 

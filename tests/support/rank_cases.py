@@ -28,7 +28,7 @@ from whet.model.reference import AdapterFreeReference, CopiedReference
 from whet.model.scalar_head import scalar_model
 from whet.model.token_logp import token_logp
 from whet.objective import PRESETS, step_totals
-from whet.objective.preference import AllPairs, LabelLoss, PlackettLuce, RankLoss
+from whet.objective.preference.reward_model import AllPairs, LabelLoss, PlackettLuce, RankLoss
 from whet.objective.presets.preference import PAIR_PRESETS
 from whet.record.metrics.timer import PhaseTimer
 from whet.training.completion_logp import LiveReference, stored_reference

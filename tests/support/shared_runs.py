@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import os
+import sys
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +25,23 @@ def made_once(temporary: pytest.TempPathFactory, name: str, make: Callable[[Path
             make(folder)
             done.touch()
     return folder
+
+
+def read_builtin_models_once() -> None:
+    """Runs get copies of a built-in model that was read once: reading its files is a tenth of a short run."""
+    load = sys.modules.get("whet.model.load")
+    if load is None:  # no test of this session loads a model
+        return
+    read, originals = load.read_pair, {}
+
+    def read_pair(source: str, dtype: Any, **options: Any) -> Any:
+        if options or Path(source).parent != load.BUILTIN:
+            return read(source, dtype, **options)
+        if (source, dtype) not in originals:
+            originals[source, dtype] = read(source, dtype)
+        return deepcopy(originals[source, dtype])
+
+    load.read_pair = read_pair
 
 
 def train_imitator(folder: Path) -> None:

@@ -15,10 +15,11 @@ from whet.data.tasks.contrast import task_labelled, task_preferences
 from whet.model.causal_lm import causal_lm
 from whet.model.load import load_model
 from whet.model.scalar_head import scalar_model
-from whet.objective.preference import AllPairs, LabelLoss, PlackettLuce, RankLoss
-from whet.record.metrics.ensemble import label_ensemble_metrics, member_scales, pair_ensemble_metrics
+from whet.objective.preference.reward_model import AllPairs, LabelLoss, PlackettLuce, RankLoss
+from whet.record.metrics.reward_model import label_ensemble_metrics, member_scales, pair_ensemble_metrics
 from whet.record.metrics.timer import PhaseTimer
-from whet.reward.learned import learned, learned_steps
+from whet.reward.learned.outcome import learned
+from whet.reward.learned.process import learned_steps
 from whet.training.reward_model import (
     RewardModelDataset,
     RewardModelRow,

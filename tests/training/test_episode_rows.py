@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 import whet
 from tests.support.for_every import for_every
 from whet.cli import app
-from whet.data.segments import number_of
+from whet.data.packing import number_of
 from whet.training.rl import RLTrainer
 from whet.types import WhetError
 
@@ -86,6 +86,8 @@ ROWS = {
     "echo": (),
     "gigpo": (),
     "rloo_turns": (),
+    "rloo_tree": (),
+    "tree_grpo": (),
     "grpo_process": ("--reward", "environment"),
     "by turn index": ("--set", "objective.baseline=turn_index_rewards"),
     "mean over turns": ("--set", "objective.aggregate=turn_mean", "--set", "objective.select=finished_turns"),
@@ -97,7 +99,7 @@ def test_a_method_of_turns_trains_on_an_environment(here, row):
     words, method = ROWS[row], row if " " not in row else "rloo_turns"
     metrics, samples = trained(here / "run", method, *words)
     assert len(metrics) == 2 and all(line["metrics"]["gradient_norm"] > 0 for line in metrics)
-    assert metrics[0]["counts"]["observed_tokens"] > 0 and metrics[0]["counts"]["turns"] > 12
+    assert metrics[0]["counts"]["observed_tokens"] > 0 and metrics[0]["counts"]["turns"] > 6
     # the trainer reads the very tokens that were sampled, turn by turn
     assert all(line["metrics"]["sampler_gap_max"] < 1e-3 for line in metrics)
     # the environment's rewards of the turns are the episode's
@@ -108,9 +110,41 @@ def test_a_method_of_turns_trains_on_an_environment(here, row):
     assert len({len(sample["turns"]) for sample in samples}) > 1
 
 
-@pytest.mark.parametrize(
-    "method", ["echo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gigpo", "rloo_turns", "rae"))]
-)
+BRANCHING = {
+    "turns": (),
+    "entropy": ("--set", "env.branching=entropy", "--set", "env.branch_entropy=2"),
+}
+
+
+@pytest.mark.parametrize("rule", ["turns", pytest.param("entropy", marks=pytest.mark.slow)])
+def test_a_resumed_run_whose_episodes_branch_leaves_the_same_bytes(here, rule):
+    metrics, samples = trained(here / "whole", "rloo_tree", *BRANCHING[rule], steps=3)
+    for line in metrics:
+        counts = line["counts"]
+        assert 12 == counts["episodes"] < counts["samples"] <= 48 and counts["shared_tokens"] > 0
+        assert line["metrics"]["gradient_norm"] > 0 and line["metrics"]["sampler_gap_max"] < 1e-3
+    leaves = {}
+    for sample in samples:
+        leaves.setdefault((sample["step"], sample["episode"]), []).append(sample)
+    several = [branches for branches in leaves.values() if len(branches) > 1]
+    assert several and len({len(branches) for branches in leaves.values()}) > 1
+    for branches in several:  # one turn is shared, and siblings went on from it
+        first = [next(turn for turn in branch["turns"] if turn["role"] == "assistant") for branch in branches]
+        assert {turn["node"] for turn in first} == {0} and len({turn["text"] for turn in first}) == 1
+    assert any(len({branch["reward"] for branch in branches}) > 1 for branches in several)
+    shutil.copytree(here / "whole", here / "broken")
+    whet.resume(here / "broken", steps=3, checkpoint="step-000002", console=False)
+    weights = [(here / name / "checkpoints" / "step-000003" / "model.safetensors") for name in ("whole", "broken")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    again, written = lines_of(here / "broken")
+    strip = [[{key: each[key] for key in each if key != "seconds"} for each in found] for found in (samples, written)]
+    assert strip[0] == strip[1] and [line["metrics"] for line in again] == [line["metrics"] for line in metrics]
+
+
+SLOW = ("gigpo", "rloo_turns", "rae", "rloo_tree")
+
+
+@pytest.mark.parametrize("method", ["echo", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_how_a_batch_of_episodes_is_cut_does_not_matter(here, method):
     found = []
     for number, tokens in enumerate((40, 10_000)):
@@ -172,6 +206,17 @@ def test_roles_have_a_running_mean_each_that_a_checkpoint_keeps(here, monkeypatc
         (("rae",), "objective.baseline=running_role_mean is about episodes"),
         (("rloo_turns",), "objective.baseline=turn_return is about episodes"),
         (("grpo", "--set", "objective.select=finished_turns"), "or objective.select=finished"),
+        (("rloo_tree",), "env: branching has no effect without an environment; give env.name, env.tools or env.agent"),
+        (("grpo", "--agent", "true", "--set", "env.branching=turns"), "true plays by itself; let it ask for several"),
+        (("grpo", "--tool", "calculator", "--set", "env.leaves=3"), "leaves has no effect with branching=none"),
+        (
+            ("rloo_tree", "--tool", "python"),
+            "tools python cannot branch: the tool python may keep what",
+        ),
+        (
+            ("rloo_tree", "--tool", "calculator", "--set", "env.branch_chance=1"),
+            "branch_chance has no effect with branching=turns; give branching=entropy",
+        ),
         (("grpo_process", "--reward", "exact_answer"), "or an environment that rewards turns"),
     ]
 )
@@ -181,7 +226,7 @@ def test_a_method_of_episodes_without_an_environment_is_one_line(words, said):
 
 
 def test_the_pages_of_methods_say_what_they_need():
-    for name in ("echo", "rae", "rloo_turns"):
+    for name in ("echo", "rae", "rloo_turns", "rloo_tree", "tree_grpo"):
         shown = CliRunner().invoke(app, ["explain", name]).output
         assert f"whet train {name} --env file.py:Class" in shown
     assert "whet train gigpo --env" not in CliRunner().invoke(app, ["explain", "gigpo"]).output

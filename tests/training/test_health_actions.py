@@ -12,7 +12,7 @@ import whet
 from whet.pages.run_report import html_report
 from whet.record.console import Console
 from whet.record.doctor import doctor_report
-from whet.record.health import RULES
+from whet.record.health.registry import RULES
 from whet.record.log import read_metrics
 from whet.record.run import read_run
 from whet.record.sections import HealthSection

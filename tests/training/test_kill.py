@@ -13,7 +13,8 @@ import pytest
 from tests.support.commands import finished, started
 from whet.record.log import read_metrics
 
-METHODS = ["grpo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("reinforce", "ppo", "sft"))]
+pytestmark = pytest.mark.slow  # every point of a save is hit with every commit: test_saving.py
+METHODS = ["grpo", "reinforce", "ppo", "sft"]
 STEPS = 8
 
 
@@ -78,7 +79,6 @@ def unbroken(request, tmp_path_factory):
     return request.param, folder
 
 
-@pytest.mark.slow
 def test_two_equal_runs_are_equal(unbroken, tmp_path):
     method, folder = unbroken
     assert finished(*arguments(method, tmp_path / "run")).returncode == 0

@@ -21,7 +21,7 @@ BASE = {
     "eval": {"prompts": 0},
     "report": {"save_every": BREAK, "keep_checkpoints": 9},
 }
-SAMPLED = {"sampling": {"max_new_tokens": 16}, "batch": {"prompts_per_step": 4, "group_size": 4}}
+SAMPLED = {"sampling": {"max_new_tokens": 8}, "batch": {"prompts_per_step": 4, "group_size": 4}}
 ROWS = {"batch": {"rows_per_step": 6}}
 TRAINERS = {
     "a policy held to its base": ("grpo", {**SAMPLED, "objective": {"kl": {"kind": "k3", "beta": 0.1}}}),

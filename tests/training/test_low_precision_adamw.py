@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from whet.model.low_precision import stochastically_rounded
-from whet.training import low_precision_adamw as narrow_adamw
+from whet.training import optimizer as narrow_adamw
 from whet.training.optimizer import adamw, optimizer_tensors, restore_optimizer
 from whet.training.sections import OptimizerSection
 

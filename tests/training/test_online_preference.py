@@ -51,6 +51,7 @@ def test_resume_gives_the_same_bytes(tmp_path):
 
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     small = {**SMALL, "eval": {"prompts": 4}, "data": {"count": 64}, "report": {"save_every": 2, "keep_checkpoints": 9}}
+    small["batch"] = {"rows_per_step": 4}
     whet.train("dpo", config=small, steps=4, folder=str(whole), console=False)
     shutil.copytree(whole, parts)
     whet.resume(parts, steps=4, checkpoint="step-000002", console=False)

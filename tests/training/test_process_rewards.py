@@ -5,7 +5,7 @@ import pytest
 from whet import api
 from whet.data.tasks import TASKS
 from whet.data.tasks.contrast import STEP, task_stepped
-from whet.reward.learned import learned_steps
+from whet.reward.learned.process import learned_steps
 
 ROWS = task_stepped(TASKS["arithmetic"], "eval", 40, 1, 3)
 
@@ -14,13 +14,14 @@ def step_scores(judge, row):
     return [score for _, score in judge.steps(row.prompt, STEP.join(row.steps))]
 
 
-def trained(folder, data=None, **flags):
-    config = {"folder": str(folder), "eval": {"every": 0}, "report": {"save_every": 1000}, "data": data or {}}
+def trained(folder, changes=None, **flags):
+    config = {"folder": str(folder), "eval": {"every": 0}, "report": {"save_every": 1000}, **(changes or {})}
     return api.train("prm", config=config, **flags)
 
 
 def test_a_saved_model_knows_what_ended_a_step(tmp_path):
-    run = trained(tmp_path / "run", {"count": 64}, steps=2)
+    few = {"data": {"count": 24}, "batch": {"rows_per_step": 8}, "eval": {"every": 0, "prompts": 8}}
+    run = trained(tmp_path / "run", few, steps=2)
     found, told, other = (
         learned_steps(folder=str(run.model), device="cpu", **settings)
         for settings in ({}, {"separator": STEP}, {"separator": "="})

@@ -13,7 +13,7 @@ BASE = {
     "seed": 4,
     "model": {"threads": 1, "device": "cpu"},
     "data": {"count": 24},
-    "sampling": {"max_new_tokens": 16},
+    "sampling": {"max_new_tokens": 8},
     "batch": {"prompts_per_step": 4, "group_size": 4},
     "optimizer": {"learning_rate": 3e-4},
     "eval": {"prompts": 0},

@@ -15,12 +15,18 @@ from whet.data.tasks.contrast import task_labelled, task_preferences, task_ranki
 from whet.model.causal_lm import causal_lm
 from whet.model.load import load_model
 from whet.model.scalar_head import scalar_model
-from whet.objective.preference import AllPairs, LabelLoss, PlackettLuce, RankLoss
-from whet.record.metrics.calibration import calibration_of
-from whet.record.metrics.correlation import pearson
-from whet.record.metrics.reward_model import area_under_curve, outcome_metrics, pair_metrics, step_metrics
+from whet.objective.preference.reward_model import AllPairs, LabelLoss, PlackettLuce, RankLoss
+from whet.record.metrics.distribution import pearson
+from whet.record.metrics.reward_model import (
+    area_under_curve,
+    calibration_of,
+    outcome_metrics,
+    pair_metrics,
+    step_metrics,
+)
 from whet.record.metrics.timer import PhaseTimer
-from whet.reward.learned import learned, learned_steps
+from whet.reward.learned.outcome import learned
+from whet.reward.learned.process import learned_steps
 from whet.training.reward_model import (
     RewardModelDataset,
     RewardModelRow,

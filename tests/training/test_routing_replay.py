@@ -14,7 +14,7 @@ from whet.record.log import read_metrics
 from whet.rollout.buffer import RolloutBatch, RolloutBuffer
 from whet.rollout.engines import ENGINES
 from whet.rollout.torch_engine import TorchEngine
-from whet.training.expert_metrics import (
+from whet.training.step_metrics import (
     disagreement,
     drift_metrics,
     expert_counts,

@@ -576,7 +576,8 @@ class Untouchable(dict):
 
 @pytest.mark.parametrize("reward", [{"total": 0.4, "right": 0.4}, {}])
 def test_health_checks_read_nothing_that_earlier_steps_no_longer_have(reward):
-    from whet.record.health import RULES, history_of
+    from whet.record.health.history import history_of
+    from whet.record.health.registry import RULES
     from whet.training.run import _for_checks
 
     metrics = {"loss": 1.0, "gradient_norm": 1.0, "entropy": 0.1, "kl": 0.1, "accuracy": 0.5, "margin": 0.1}

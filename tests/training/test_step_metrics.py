@@ -6,19 +6,25 @@ import pytest
 import torch
 
 from tests.support.for_every import for_every
+from whet.data.packing import token_batch
 from whet.model.token_logp import TokenScores
+from whet.objective.statistics import episode_weight
 from whet.rollout.buffer import RolloutBatch
 from whet.training.step_metrics import (
     collection_counts,
     critic_metrics,
     deciding_parts,
+    group_counts,
+    leaf_weights,
+    mean_rewards,
     refused_majorities,
     repetition,
     role_rewards,
     sampler_metrics,
+    tree_counts,
     uniform_share,
 )
-from whet.types import Group, Prompt, Sample, StopReason, TokenBatch
+from whet.types import Group, Prompt, Sample, StopReason, TokenBatch, Turn
 
 ACTION = torch.tensor([[False, True, True, False], [False, False, True, True]])
 
@@ -95,6 +101,32 @@ def test_roles_are_reported_apart_and_a_group_is_uniform_where_each_of_its_roles
     assert uniform_share([agreed]) == 1.0 and uniform_share([agreed, mixed]) == 0.5
     assert role_rewards([agreed, mixed]) == {"reward_as_x": 0.75, "reward_as_y": 0.0}
     assert role_rewards([Group(Prompt("c", ()), (played("", 1.0),))]) == {}
+
+
+def test_the_leaves_of_a_tree_count_by_the_draws_on_their_way_and_their_shared_tokens_once():
+    def leaf(episode, reward, *turns):
+        """Turns of two tokens each, by their nodes."""
+        spoken = tuple(
+            Turn("assistant", "ab", 1 + 2 * place, 3 + 2 * place, node=node) for place, node in enumerate(turns)
+        )
+        length = 1 + 2 * len(turns)
+        action = torch.arange(length) > 0
+        tokens, nothing = torch.zeros(length, dtype=torch.long), torch.zeros(length)
+        return Sample(tokens, action, nothing, (0, 0), StopReason.END, "ab", turns=spoken, episode=episode).scored(
+            {"r": reward}, reward
+        )
+
+    samples = (leaf("a", 1.0, 0, 1), leaf("a", 0.0, 0, 2, 3), leaf("a", 4.0, 0, 2, 4), leaf("b", 3.0, 0))
+    group = Group(Prompt("p", ()), samples)
+    assert leaf_weights(samples) == [0.5, 0.25, 0.25, 1.0]
+    batch = token_batch([group])
+    assert episode_weight(batch).tolist() == leaf_weights(samples)
+    assert mean_rewards([group])["total"] == (0.5 * 1 + 0.25 * 0 + 0.25 * 4 + 3) / 2
+    # eight turns stand in the leaves of the first episode, and five were written
+    assert tree_counts(samples) == {"episodes": 2, "shared_tokens": 6}
+    assert group_counts([group])["tokens"] == 2 * (5 + 1) and group_counts([group])["samples"] == 4
+    plain = [replace(sample, turns=()) for sample in samples]
+    assert leaf_weights(plain) == [1.0] * 4 and tree_counts(plain) == {}
 
 
 def written(tokens, reward=1.0, **parts):

@@ -15,7 +15,7 @@ from tests.support.commands import finished
 from tests.training.test_kill import content
 from whet import api
 from whet.api.evaluation import evaluation_config
-from whet.data import prompt_tokens
+from whet.data.chat import prompt_tokens
 from whet.data.distillation_target import with_text
 from whet.data.packing import token_batch
 from whet.data.tasks import TASKS, prompts

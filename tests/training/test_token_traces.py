@@ -10,7 +10,7 @@ from tests.support.for_every import for_every
 from whet.objective import PRESETS, step_totals, with_changes
 from whet.record.tokens import recorded_tokens
 from whet.training import rl
-from whet.training.token_traces import TokenTraces
+from whet.training.step_metrics import TokenTraces
 from whet.types import TokenBatch
 
 BASE = {

@@ -1,4 +1,4 @@
-"""Random faults: each number is one fault, what does not hold is noticed, and some of them with every commit."""
+"""Random faults: each number is one fault, what does not hold is noticed; under `slow` every kind of them strikes."""
 
 from __future__ import annotations
 
@@ -62,14 +62,6 @@ def test_the_tally_counts_what_struck_and_what_held():
     tally = {row["what"]: (row["held"], row["tried"]) for row in rows(lines)}
     assert tally[kinds[0]] == (1, 2) and tally[kinds[1]] == (1, 1)
     assert tally["in runs of SFT"] == (1, 2) and tally["all"] == (2, 3)
-
-
-def test_some_faults_hold(tmp_path):
-    """A kill with a damaged file, a full disk and a reward that breaks its process: three runs of one kind."""
-    kinds = ("a damaged file, after a kill", "a full disk", "the user's code breaks its process")
-    faults = [next(fault for fault in drawn() if fault.run == "GRPO" and fault.kind == kind) for kind in kinds]
-    lines = outcomes(faults, tmp_path)
-    assert [line["wrong"] for line in lines] == [""] * 3, lines
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from benchmarks.trust.code import (
     sections,
 )
 from whet.reward.code_tests import code_tests
-from whet.reward.sandbox import Sandbox
+from whet.reward.sandbox.pool import Sandbox
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the attacks are Linux ones")
 
@@ -57,8 +57,9 @@ def test_no_forgery_is_paid():
 
 def test_right_programs_are_paid_in_full_and_forgeries_of_their_objects_are_not():
     reward = code_tests(seconds=4, workers=2)
-    assert {name: mark for name, mark in marks_of_right_programs(reward).items() if mark != 1} == {}
-    assert paid_object_forgeries(reward) == []
+    marks = marks_of_right_programs(reward, every=3)
+    assert len(marks) > 20 and {name: mark for name, mark in marks.items() if mark != 1} == {}
+    assert paid_object_forgeries(reward, every=3) == []
 
 
 def test_honest_code_is_found_in_any_markdown():
@@ -69,6 +70,9 @@ def test_honest_code_is_found_in_any_markdown():
 @pytest.mark.slow
 def test_the_whole_corpus():
     assert judged(list(SUITES)) == []
+    reward = code_tests(seconds=4, workers=2)
+    assert {name: mark for name, mark in marks_of_right_programs(reward).items() if mark != 1} == {}
+    assert paid_object_forgeries(reward) == []
     assert paid_forgeries(code_tests(seconds=2, workers=2), FORGERIES, FORMS) == []
 
 

@@ -72,12 +72,10 @@ def _write_files(source: Path, target: Path, dtype: str | None, is_adapter: bool
     """Copy configs and tokenizer, and the tensors file by file in another number type where one is asked for."""
     import torch
 
-    from whet.model.adapter_files import CONFIG as ADAPTER_CONFIG
-    from whet.model.adapter_files import WEIGHTS as ADAPTER_WEIGHTS
     from whet.model.checkpoint import STATE, read_manifest, tensors_file
     from whet.model.run_models import ABOUT
     from whet.model.snapshot import FORMAT
-    from whet.model.tensor_files import tensor_bytes, write_file
+    from whet.model.tensor_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, tensor_bytes, write_file
     from whet.threads import side_by_side
 
     manifest = read_manifest(source)

@@ -236,7 +236,7 @@ def environment_section(env: Any, tools: Any, agent: Any) -> dict[str, Any]:
         {} if agent is None else {"agent": agent if isinstance(agent, str) else _path_of_code(agent)}
     )
     if callable(agent):
-        from whet.envs.serve.functions import GIVEN as FUNCTIONS
+        from whet.envs.serve.programs import GIVEN as FUNCTIONS
 
         FUNCTIONS[chosen["agent"]] = agent
     named = [] if env is None else [("name", env)]

@@ -8,9 +8,8 @@ from typing import Any
 
 from whet.tools.planner.cluster import ClusterOptions, ClusterPlan, cluster_plan
 from whet.tools.planner.from_config import UNKNOWN_PROMPT, model_shape, workload
-from whet.tools.planner.machines import Devices, devices
 from whet.tools.planner.plan import Plan, plan_for
-from whet.tools.planner.workload import Workload
+from whet.tools.planner.workload import Devices, Workload, devices
 from whet.training.config import is_small, resolved
 from whet.training.sections import ScaleSection
 from whet.types import WhetError

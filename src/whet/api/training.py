@@ -26,8 +26,7 @@ from whet.api.inputs import (
     reward_section,
     rows_in_memory,
 )
-from whet.api.ranks import agree_on_config, agree_on_inputs, check_ranks, root_cause
-from whet.api.ray_ranks import run_on_ray
+from whet.api.ranks import agree_on_config, agree_on_inputs, check_ranks, root_cause, run_on_ray
 from whet.api.run import Run
 from whet.api.run_files import Resumed, RunFiles, with_settings
 from whet.api.session import TrainingSession, gc_disabled, training_session
@@ -278,6 +277,7 @@ def _train_on_ray(
 
 def _run(session: TrainingSession, files: RunFiles, rewards: Any, callbacks: Sequence[Any], console: bool) -> Run:
     """The run of the first rank: assembled, trained, and its report written, or what broke it told."""
+    started, begun = time.time(), time.monotonic()  # imports are part of the start
     from whet.data.pieces import TokenPieces
     from whet.pages.run_report import write_report
     from whet.record.log import RunRecorder
@@ -289,7 +289,6 @@ def _run(session: TrainingSession, files: RunFiles, rewards: Any, callbacks: Seq
         return _run_silently(session, files, rewards)
 
     config, folder, group = files.config, files.folder, session.group
-    started, begun = time.time(), time.monotonic()
     display, record, summary, first, opened = None, None, {}, _FirstStep(), contextlib.ExitStack()
     trackers: Trackers | None = None
     assembly: Assembly | None = None

@@ -22,9 +22,8 @@ from whet.cli import cluster, evaluate, plan, runs, serve, text, train
 from whet.cli.data import data_app
 from whet.cli.label import label_app
 from whet.cli.options import APP_SETTINGS
-from whet.cli.pipeline import pipeline_app
+from whet.cli.pipeline import pipeline_app, study_app
 from whet.cli.reward import reward_app
-from whet.cli.study import study_app
 
 
 class Interruption(BaseException):

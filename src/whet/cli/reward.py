@@ -220,7 +220,7 @@ def history(ledger: Ledger = None, as_json: AsJson = False) -> None:
     """Print the ledger: each change with its reason, what was expected and what came of it."""
     from dataclasses import asdict
 
-    from whet.pages.reward_history import history_text
+    from whet.pages.rescore import history_text
     from whet.reward.ledger import history as entries
 
     path = _ledger(ledger)
@@ -288,7 +288,7 @@ def _settings_text(function: Any) -> dict[str, str]:
     """What each setting of a reward takes, and its default."""
     import inspect
 
-    from whet.reward.with_settings import expected_text
+    from whet.reward.find import expected_text
 
     try:
         parameters = inspect.signature(function, eval_str=True).parameters.values()

@@ -3,8 +3,10 @@
 `python` is <tool_call>name(argument=value)</tool_call>.
 `json` is <tool_call>{"name": ..., "arguments": {...}}</tool_call>.
 `template` is whatever the model's own chat template writes: the tokenizer's response template reads it where it has
-one; else a probe call is written with the chat template to see how calls look. `auto` is `template` where the template
-shows tools and writes calls, else `python`.
+one; else a probe call is written with the chat template to see how calls look. `loose` reads these too, and where a
+turn has none, what small models write in their place: a call as bare JSON or in a fence, and a fence that is labelled
+with a tool of one argument, such as ```python. `auto` is `template` where the template shows tools and writes calls,
+else `python`.
 
 Reading never raises, whatever the text: what announces a call and cannot be read is a malformed call.
 """
@@ -19,17 +21,29 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from whet.data.chat import THOUGHT_ENDS, control_tokens, shared_length, templated
-from whet.data.tool_syntax import BROKEN, MOST_BLOCKS, ToolCall, call_of, named, parsed_calls, tagged_blocks
+from whet.data.tool_syntax import (
+    BROKEN,
+    MOST_BLOCKS,
+    ToolCall,
+    call_of,
+    named,
+    parsed_calls,
+    tagged_blocks,
+    untagged_calls,
+)
 from whet.types import Completion, Message, WhetError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-CALL_FORMATS = ("auto", "template", "json", "python")
+CALL_FORMATS = ("auto", "template", "loose", "json", "python")
+OF_TEMPLATE = ("template", "loose")  # calls are read as the chat template writes them
 TAG = "</tool_call>"
+TAGS = ("<tool_call", "<function_call")  # what announces a call in tags; `tool_syntax` reads their variants
 EXAMPLES = {
     "python": "<tool_call>name(argument=value)</tool_call>",
     "json": '<tool_call>{"name": "name", "arguments": {"argument": "value"}}</tool_call>',
+    "loose": '```json\n{"name": "name", "arguments": {"argument": "value"}}\n```',
 }
 XML_CALL = re.compile(r"\s*<function=([^>\s]+)>(.*?)(?:</function>|$)", re.DOTALL)
 XML_ARGUMENT = re.compile(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
@@ -62,23 +76,26 @@ def parse_calls(
 ) -> Calls:
     """The calls of a completion. `call_format` is not "auto": `chosen_format` says what that is. Never raises."""
     raw = completion.raw if isinstance(completion, Completion) else completion
-    if call_format == "template" and tokenizer is not None:
-        read = _template_reader(tokenizer, _key(tools))
-        if read is not None:
-            try:
-                return _named(read(raw), tools)
-            except Exception:  # whatever a parser of somebody else's makes of a text
-                return Calls((BROKEN,), (raw,), "")
-    return _named(_tagged(str(completion), parsed_calls), tools)
+    read = _template_reader(tokenizer, _key(tools)) if call_format in OF_TEMPLATE and tokenizer is not None else None
+    if read is None:
+        found = _tagged(str(completion), parsed_calls)
+    else:
+        try:
+            found = read(raw)
+        except Exception:  # whatever a parser of somebody else's makes of a text
+            found = Calls((BROKEN,), (raw,), "")
+    if call_format == "loose" and not found.announced:
+        found = Calls(tuple(untagged_calls(_spoken(str(completion)), tools)), (), found.text)
+    return _named(found, tools)
 
 
 def chosen_format(name: str, tokenizer: PreTrainedTokenizerBase, tools: Sequence[Mapping[str, Any]]) -> str:
-    """One of "template", "json" and "python"; "template" only where it can be read."""
+    """A format that is not "auto"; "template" only where it can be read."""
     if name not in CALL_FORMATS:
         raise WhetError(f"env.call_format is {name!r}; expected one of {', '.join(CALL_FORMATS)}")
     if name not in ("auto", "template"):
         return name
-    shows_tools = bool(tokenizer.chat_template) and _shows(tokenizer, tools)
+    shows_tools = template_shows(tokenizer, tools)
     if shows_tools and _template_reader(tokenizer, _key(tools)) is not None:
         return "template"
     if name == "auto":
@@ -92,27 +109,22 @@ def chosen_format(name: str, tokenizer: PreTrainedTokenizerBase, tools: Sequence
 
 def call_stops(call_format: str) -> tuple[str, ...]:
     """The stop strings that end a turn behind its call; a template's calls end with the turn itself."""
-    return () if call_format == "template" else (TAG,)
+    return (TAG,) if call_format in ("json", "python") else ()
 
 
 def expected_call(call_format: str, tokenizer: PreTrainedTokenizerBase, tools: Sequence[Mapping[str, Any]] = ()) -> str:
     """A well-formed call, to show to a model that wrote another."""
-    if call_format != "template":
-        return EXAMPLES[call_format]
-    written = next(
-        (candidate for candidate in _written_calls(tokenizer, tools) if _reads(tokenizer, candidate, tools)), ""
-    )
-    return written.strip().replace(NAME, "name").replace(VALUE, "value")
+    written = _readable_call(call_format, tokenizer, tools)
+    return written.replace(NAME, "name").replace(VALUE, "value") or EXAMPLES[call_format]
 
 
 def call_frame(
     call_format: str, tokenizer: PreTrainedTokenizerBase, tools: Sequence[Mapping[str, Any]] = ()
 ) -> Callable[[str], tuple[str, str]] | None:
     """What stands before and behind the JSON arguments of a call of a tool, by its name; None: calls are no JSON."""
-    written = call_text(call_format, NAME, {"x": VALUE}) if call_format != "template" else ""
-    if call_format == "template":
-        readable = (text for text in _written_calls(tokenizer, tools) if _reads(tokenizer, text, tools))
-        written = next(readable, "").strip()
+    written = _readable_call(call_format, tokenizer, tools)
+    if not written and call_format != "template":
+        written = call_text(call_format, NAME, {"x": VALUE})
     value = written.find(VALUE)
     start = written.rfind("{", 0, max(value, 0))
     if value < 0 or start < 0:
@@ -124,6 +136,30 @@ def call_frame(
         is_json = False
     opening = written[:start]
     return (lambda name: (opening.replace(NAME, name), closing)) if is_json and NAME in opening else None
+
+
+def _readable_call(call_format: str, tokenizer: PreTrainedTokenizerBase, tools: Sequence[Mapping[str, Any]]) -> str:
+    """The probe call as the template writes it, where calls are read so and can be; else nothing."""
+    written = _written_calls(tokenizer, tools) if call_format in OF_TEMPLATE and tokenizer.chat_template else iter(())
+    return next((text.strip() for text in written if _reads(tokenizer, text, tools)), "")
+
+
+def call_openings(
+    call_format: str, tokenizer: PreTrainedTokenizerBase, tools: Sequence[Mapping[str, Any]] = ()
+) -> tuple[str, ...] | None:
+    """What calls begin with in a completion's plain text; None where that cannot be told, as of control tokens."""
+    if call_format == "loose":
+        return None
+    if call_format != "template":
+        return TAGS
+    if getattr(tokenizer, "response_template", None) is not None:
+        return None
+    written = _readable_call(call_format, tokenizer, tools)
+    style = _json_style(written) if written and "to=functions." not in written else None
+    if written.startswith("<tool_call>"):
+        return TAGS
+    is_plain = style is not None and style.opening and not any(token in written for token in control_tokens(tokenizer))
+    return (style.opening,) if style is not None and is_plain else None
 
 
 def call_text(call_format: str, name: str, arguments: Any) -> str:
@@ -139,9 +175,10 @@ def tool_instructions(call_format: str, tools: Sequence[Mapping[str, Any]]) -> s
     """What tells a model how to call, where its chat template does not."""
     if call_format == "template" or not tools:
         return ""
+    where = "a block" if call_format == "loose" else "tags"
     described = [tool.get("function", tool) for tool in tools]
     return (
-        "You can call tools. To call one, write its name and arguments in tags and stop:\n"
+        f"You can call tools. To call one, write its name and arguments in {where} and stop:\n"
         f"{EXAMPLES[call_format]}\n"
         "The result comes back in the next message. The tools, as JSON schemas:\n"
         + "\n".join(json.dumps(tool, ensure_ascii=False, default=str) for tool in described)
@@ -176,8 +213,10 @@ def _key(tools: Sequence[Mapping[str, Any]]) -> str:
     return json.dumps(list(tools), default=str)
 
 
-def _shows(tokenizer: PreTrainedTokenizerBase, tools: Sequence[Mapping[str, Any]]) -> bool:
-    """True when the template writes the tools it is given."""
+def template_shows(tokenizer: PreTrainedTokenizerBase, tools: Sequence[Mapping[str, Any]]) -> bool:
+    """True when there is a chat template and it writes the tools it is given."""
+    if not tokenizer.chat_template:
+        return False
     try:
         shown: str = templated(tokenizer, [_QUESTION], "calls", tools=tools or _TOOLS)
         return shown != templated(tokenizer, [_QUESTION], "calls")

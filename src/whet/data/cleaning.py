@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from whet.data.contamination import COPIES, DEFAULT_RULE, ORDER, ContaminationIndex, Overlap, OverlapKind, OverlapRule
-from whet.data.near import CHUNK, Sketches
 from whet.data.rows import BadRow, Row
+from whet.data.shingles import CHUNK, Sketches
 from whet.data.spool import RowWriter, Spool, StoredRows
 from whet.types import WhetError
 

@@ -12,7 +12,6 @@ The first row decides what the file holds. Prompts are written as they are: text
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -24,7 +23,7 @@ from whet.data.shapes import completion_row, holds_completion, holds_pair, holds
 from whet.data.shingles import text_key
 from whet.data.spool import RowWriter, Spool, StoredRows, prompt_text
 from whet.data.step_rows import LabelledSteps, outcomes_from, stepped_from
-from whet.types import Prompt, WhetError
+from whet.types import Prompt, WhetError, is_finite_number
 
 TARGETS = ("prompts", "sft", "pairs", "labels", "steps")
 SCORES = ("reward", "score", "pass_rate")  # columns of a completion's score, where it has no label
@@ -43,7 +42,7 @@ def kind_of(row: Row) -> str:
         return "rankings"
     if holds_completion(row):
         return "labels"
-    if values.get("completion") is not None and any(_is_number(values.get(name)) for name in SCORES):
+    if values.get("completion") is not None and any(is_finite_number(values.get(name)) for name in SCORES):
         return "scores"
     answered = any(values.get(name) is not None for name in ("completion", "output", "response", "reply", "text"))
     turns = values.get("messages") or values.get("conversations")
@@ -215,17 +214,13 @@ def _good_only(value: LabelledCompletion, lost: Lost) -> Iterator[Values]:
 
 def _scored(row: Row, right_from: float) -> LabelledCompletion:
     """A completion with a score, as `whet eval` keeps them; good from `right_from` on."""
-    name = next((name for name in SCORES if _is_number(row.values.get(name))), None)
+    name = next((name for name in SCORES if is_finite_number(row.values.get(name))), None)
     if name is None:
         raise mistake(row, "'reward'", "is missing or no number", "the score of the completion", "drop the row")
     score = float(row.values[name])
     values = {key: value for key, value in row.values.items() if key not in ("id", name, "parts")}
     (shown,) = demonstrations_from([row.changed({**values, "score": score})])
     return LabelledCompletion(shown.prompt, shown.completion, score >= right_from)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _paired(reader: StoredRows, kind: str, right_from: float, lost: Lost) -> Iterator[Values]:

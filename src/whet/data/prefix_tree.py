@@ -20,7 +20,7 @@ Integers = NDArray[np.int64]
 SharedTokens = Literal["nothing", "prompts", "prefixes"]  # what a model computes once for all rows of a micro-batch
 
 LEAST_SHARED = 16  # tokens of a node that has branches
-LEAST_SAVED = 0.05  # of the tokens that shared prompts alone leave: a tree that saves less is not made
+LEAST_SAVED = 0.15  # of the tokens that shared prompts alone leave: a tree that saves less is not made
 
 
 @dataclass(frozen=True)

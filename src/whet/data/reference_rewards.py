@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 from contextlib import suppress
 
-from whet.types import Prompt, WhetError
+from whet.types import Prompt, WhetError, is_finite_number
 
 REFERENCE_REWARDS = "reference_rewards"  # the column: a list of numbers, or the same as JSON text
 WRITTEN_BY = "whet data difficulty FILE --model MODEL --keep-rewards -o OUT"
@@ -20,12 +19,8 @@ def reference_rewards(prompt: Prompt) -> tuple[float, ...]:
     if isinstance(value, str):
         with suppress(ValueError):  # then it is refused below, as it stands
             value = json.loads(value)
-    if not isinstance(value, list | tuple) or not value or not all(_is_number(reward) for reward in value):
+    if not isinstance(value, list | tuple) or not value or not all(is_finite_number(reward) for reward in value):
         raise WhetError(
             f"{prompt.id}: {REFERENCE_REWARDS} is no list of numbers, one or more; write it with `{WRITTEN_BY}`"
         )
     return tuple(map(float, value))
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,6 +1,12 @@
 """Tool calls as they are written: JSON or name(argument=value), in <tool_call> tags, fences or on their own.
 
 Nothing is run: the Python form is read as a syntax tree and its arguments as literals.
+
+Python's own parser, for texts of a model that are read in several threads.
+
+The parser makes its trees with a counter that all threads share. Where garbage is collected meanwhile and another
+thread comes to parse, it ends in a SystemError ("AST constructor recursion depth mismatch", seen with Python 3.11.7).
+What the parser warns of is no business of the log.
 """
 
 from __future__ import annotations
@@ -8,18 +14,48 @@ from __future__ import annotations
 import ast
 import json
 import re
+import threading
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from whet.data.syntax import statements
+ATTEMPTS = 5  # a tool of somebody else's may be parsing, too
+_ONE_AT_A_TIME = threading.RLock()
+
+
+def statements(text: str) -> list[ast.stmt]:
+    """The statements of a program; raises what `ast.parse` does."""
+    tree = _parsed(text, "exec")
+    assert isinstance(tree, ast.Module)
+    return tree.body
+
+
+def expression(text: str) -> ast.expr:
+    """The syntax tree of a text that is one expression; raises what `ast.parse` does."""
+    tree = _parsed(text, "eval")
+    assert isinstance(tree, ast.Expression)
+    return tree.body
+
+
+def _parsed(text: str, mode: str) -> ast.AST:
+    with _ONE_AT_A_TIME, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for attempt in range(ATTEMPTS):
+            try:
+                return ast.parse(text, mode=mode)
+            except SystemError:
+                if attempt == ATTEMPTS - 1:
+                    raise
+    raise AssertionError
+
 
 LONGEST = 20_000  # characters of one block worth reading
 NAME_KEYS = ("name", "function_name", "tool", "tool_name")
 ARGUMENT_KEYS = ("arguments", "parameters", "args", "kwargs", "input", "tool_input")
 OTHER_TAGS = re.compile(r"<(/?)(?:tool_calls|function_call)>")
 MOST_BLOCKS = 200  # announced calls that are read
-FENCE = re.compile(r"```[\w-]*[ \t]*\n(.*?)```", re.DOTALL)
+FENCE = re.compile(r"```([\w-]*)[ \t]*\n(.*?)```", re.DOTALL)
 NAME = re.compile(r"[A-Za-z_][\w.-]*")
 
 
@@ -45,8 +81,33 @@ def calls_in(text: str) -> list[ToolCall]:
     blocks = tagged_blocks(text)[1]
     if blocks:
         return [call for block, is_closed in blocks for call in (is_closed and parsed_calls(block)) or [BROKEN]]
-    fenced = [call for match in FENCE.finditer(text) for call in parsed_calls(match[1]) or ()]
+    fenced = [call for _, block in FENCE.findall(text) for call in parsed_calls(block) or ()]
     return fenced or parsed_calls(text) or []
+
+
+def untagged_calls(text: str, tools: Sequence[Mapping[str, Any]]) -> list[ToolCall]:
+    """The calls of a text without tags: JSON on its own or in fences, or fences labelled with a tool of one argument.
+
+    A whole text of JSON may call a tool that is not there, which it can be told; a fence inside a text calls only
+    those that are: prose shows other JSON and other code.
+    """
+    known = {tool.get("function", tool)["name"] for tool in tools}
+    alone = _from_json(_unfenced(text)) or []
+    if alone and all(call.name in known or call.arguments for call in alone):
+        return alone
+    single: dict[str, str] = {}
+    for tool in tools:
+        function = tool.get("function", tool)
+        parameters = list(parameters_of(function["name"], [tool]))
+        single |= {function["name"]: parameters[0]} if len(parameters) == 1 else {}
+    calls: list[ToolCall] = []
+    for label, block in FENCE.findall(text)[:MOST_BLOCKS]:
+        read = _from_json(block.strip())
+        if read and all(call.name in known for call in read):
+            calls += read
+        elif label in single and block.strip():
+            calls.append(ToolCall(label, {single[label]: block}))
+    return calls
 
 
 def tagged_blocks(text: str) -> tuple[str, list[tuple[str, bool]]]:
@@ -58,9 +119,7 @@ def tagged_blocks(text: str) -> tuple[str, list[tuple[str, bool]]]:
 
 def parsed_calls(text: str) -> list[ToolCall] | None:
     """The calls that make up the whole text; None when it is anything else."""
-    text = text.strip()
-    fence = FENCE.fullmatch(text)
-    text = fence[1].strip() if fence else text
+    text = _unfenced(text)
     if not text or len(text) > LONGEST:
         return None
     if text[0] in "{[":
@@ -68,6 +127,12 @@ def parsed_calls(text: str) -> list[ToolCall] | None:
         if calls is not None:
             return calls
     return _from_python(text)
+
+
+def _unfenced(text: str) -> str:
+    """What a text holds that is one fence; else the text."""
+    fence = FENCE.fullmatch(text.strip())
+    return (fence[2] if fence else text).strip()
 
 
 def call_of(value: Any) -> ToolCall | None:

@@ -22,6 +22,12 @@ OWN_TASKS: Mapping[str, Mapping[str, Any]] = {
     "textarena": {"data": {"source": "seeds:1000"}, "env": {"max_turns": 30}},
 }
 
+# settings of branching, and where they have an effect
+BRANCH_SETTINGS = {
+    ("leaves", "branch_width"): ("turns", "tool_calls", "entropy"),
+    ("branch_chance", "branch_entropy"): ("entropy",),
+}
+
 
 class EnvSection(Section):
     """`[env]`: what answers the policy in an episode, and the limits of an episode."""
@@ -41,9 +47,10 @@ class EnvSection(Section):
     sandboxed: Listed = Field(
         (), max_length=1000, description="names of tools that run in the sandbox instead of this process"
     )
-    call_format: Literal["auto", "template", "json", "python"] = Field(
+    call_format: Literal["auto", "template", "loose", "json", "python"] = Field(
         "auto",
-        description="how calls are written: as the chat template does, JSON in tags, name(argument=value) in tags",
+        description="how calls are written: as the chat template does; loose: so, as bare JSON or in a fence; JSON in "
+        "tags; name(argument=value) in tags",
     )
     instructions: bool = Field(
         True, description="tell the model of its tools in the system message, where its chat template does not"
@@ -64,6 +71,20 @@ class EnvSection(Section):
         ge=0,
         le=MOST_TOKENS,
         description="most tokens of an episode behind its prompt; 0: twice its turns' budget",
+    )
+    branching: Literal["none", "turns", "tool_calls", "entropy"] = Field(
+        "none",
+        description="several turns are drawn from one state, each with a twin of the environment: behind every turn, "
+        "behind turns that call tools, or by chance, the more uncertain a turn was",
+    )
+    leaves: int = Field(4, ge=2, le=4096, description="most samples of an episode that branches")
+    branch_width: int = Field(2, ge=2, le=4096, description="turns drawn from a state that branches")
+    branch_chance: float = Field(0.5, ge=0, le=1, description="by entropy: chance of a turn as uncertain as the first")
+    branch_entropy: float = Field(
+        0.2,
+        ge=0,
+        le=1000,
+        description="by entropy: what the chance gains per nat per token above the first turn, times log(vocabulary)",
     )
     tool_seconds: float = Field(10.0, ge=0.001, le=86400, description="time limit of one tool call, in seconds")
     step_seconds: float = Field(60.0, ge=0.001, le=86400, description="time limit of one answer, in seconds")
@@ -94,6 +115,12 @@ class EnvSection(Section):
             raise ValueError("at_once has no effect without agent; give the command of a program, or drop it")
         if self.player and self.tools:
             raise ValueError(f"{self.name} brings its own tools; drop tools")
+        if self.branching != "none" and self.player:
+            raise ValueError(f"branching: {self.player} plays by itself; let it ask for several completions, n > 1")
+        for keys, of in BRANCH_SETTINGS.items():
+            for key in keys if self.branching not in of else ():
+                if getattr(self, key) != type(self).model_fields[key].default:
+                    raise ValueError(f"{key} has no effect with branching={self.branching}; give branching={of[0]}")
         if self.settings and not self.name:
             raise ValueError("settings has no effect without name; for tools give tool_settings")
         for key in ("tool_settings", "sandboxed"):

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from whet.model.head import VocabularyHead
+from whet.model.trials import verdict
 
 Recompute = Literal["none", "wide", "layers"]
 T = TypeVar("T")
@@ -130,7 +131,8 @@ def causal_lm(model: Any, dtype: torch.dtype = torch.float32, recompute: Recompu
     head = _head(model)
     if head is not None and trunk is not model:
         candidate = CausalLM(model, trunk, head, False, takes_positions(trunk), dtype, recompute)
-        if _agrees(replace(candidate, dtype=candidate.finest)):
+        single = replace(candidate, dtype=candidate.finest)
+        if not verdict("trunk and head", single, lambda: "" if _agrees(single) else "other logits"):
             return candidate
     return CausalLM(model, model, _identity, True, takes_positions(model), dtype, recompute)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from pathlib import Path
@@ -23,7 +24,8 @@ def has_chat_template(name: str) -> bool | None:
         return KNOWN[name]
     path = Path(os.path.expanduser(name))
     if path.suffix == ".gguf" and os.path.isfile(path):  # False for a name that is too long, too
-        return any(key == GGUF_KEY and value.strip() for key, _, value in gguf_fields(path))
+        about = path.stat()
+        return _in_gguf(path, about.st_size, about.st_mtime_ns)
     if name and os.path.isdir(BUILTIN / name):
         return _in_folder(BUILTIN / name)
     if name and os.path.isdir(path):
@@ -34,6 +36,11 @@ def has_chat_template(name: str) -> bool | None:
     if settings is not None and _stated(settings):
         return True
     return hub_file(name, TEMPLATE) is not None if settings is not None else None
+
+
+@functools.lru_cache(maxsize=8)  # a run asks several times, and the template stands behind the whole vocabulary
+def _in_gguf(file: Path, size: int, changed: int) -> bool:
+    return any(key == GGUF_KEY and value.strip() for key, _, value in gguf_fields(file))
 
 
 def _in_folder(folder: Path) -> bool:

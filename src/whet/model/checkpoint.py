@@ -23,11 +23,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from whet.model.adapter_files import load_adapter
 from whet.model.lora import adapter_factors, unmerged_layers
 from whet.model.pretrained import first_line, listed, quiet_transformers, read_model
 from whet.model.run_models import CHECKPOINTS, MANIFEST, MODELS, complete_checkpoints
-from whet.model.tensor_files import Written
+from whet.model.tensor_files import Written, load_adapter
 from whet.types import WhetError
 
 if TYPE_CHECKING:

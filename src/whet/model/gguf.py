@@ -22,6 +22,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import zipfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -45,6 +46,10 @@ CONVERTED_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokeni
 SINGLE_DIGITS = {"smollm"}  # `tokenizer.ggml.pre` of vocabularies whose digits never merge
 # llama.cpp's rule for files that do not say: sentencepiece vocabularies begin with BOS, and so do these BPE ones
 BEGINS_WITH_BOS = {"llama-bpe", "llama3", "llama-v3", "tekken", "falcon3"}
+VOCABULARY_LISTS = tuple(f"tokenizer.ggml.{name}" for name in ("merges", "scores", "token_type"))
+MOST_THREADS = 8  # more of them wait for the interpreter, and let nobody else at it
+GROUP = 1 << 20  # weights dequantised in one go; the package's groups of 16 rows are mostly overhead
+ONE_AT_A_TIME = threading.Lock()  # two threads that want one model convert it once
 SCALARS = "(general|tokenizer\\.ggml)\\.(architecture|model|pre|\\w+_token_id|add_bos_token)"
 
 
@@ -90,19 +95,28 @@ def _fetch_smollm2(folder: Path) -> Path:
 
 def fingerprint(file: Path) -> str:
     """Size and sha256 of the content: equal files share a conversion, wherever they lie."""
+    about = file.stat()
+    return _fingerprint(file.resolve(), about.st_size, about.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=8)  # a run asks several times, and a file may have gigabytes
+def _fingerprint(file: Path, size: int, changed: int) -> str:
     with file.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    return f"{file.stat().st_size:x}-{digest[:32]}"
+    return f"{size:x}-{digest[:32]}"
 
 
 def converted_folder(file: Path) -> Path:
     """The model folder made from a GGUF file: from the cache when it is there, else converted into it."""
-    from safetensors import SafetensorError
-
     stem = re.sub(r"[^\w.-]", "_", file.stem)
     folder = cache_folder() / "gguf" / f"{stem}-{fingerprint(file)}-{CONVERSION}"
-    if is_whole(folder):
-        return folder
+    with ONE_AT_A_TIME:
+        return folder if is_whole(folder) else _converted_into(folder, file)
+
+
+def _converted_into(folder: Path, file: Path) -> Path:
+    from safetensors import SafetensorError
+
     partial: Path | None = None
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -145,7 +159,8 @@ def convert(file: Path, folder: Path) -> None:
         with opened_once(file) as reader:
             facts = metadata(file, reader)
             with contextlib.redirect_stderr(io.StringIO()):  # a progress bar that cannot be switched off
-                model = dequantised_model(file)
+                with _without_lists(reader):
+                    model = dequantised_model(file)
                 tokenizer = fixed_tokenizer(file, facts)
     except (ValueError, KeyError, RuntimeError, OSError, ImportError) as error:
         raise WhetError(
@@ -212,6 +227,14 @@ def opened_once(file: Path) -> Iterator[GGUFReader]:
 
         _get_field_parts = _parts_of_field  # the package's name for it
 
+    def in_groups(func: Any, arr: Any, otype: Any, oshape: Any) -> Any:  # named as the package calls it
+        weights = numpy.empty(oshape, otype)
+        sources, targets = arr.reshape(-1, arr.shape[-1]), weights.reshape(-1, oshape[-1])
+        rows = max(1, GROUP // oshape[-1])
+        for start in range(0, len(sources), rows):
+            targets[start : start + rows] = func(sources[start : start + rows])
+        return weights
+
     texts: dict[int, str] = {}  # by the identity of the bytes, which the reader holds
 
     def parsed(value: Any, kinds: Any) -> Any:
@@ -226,8 +249,9 @@ def opened_once(file: Path) -> Iterator[GGUFReader]:
     except (ValueError, IndexError, OSError, UnicodeDecodeError) as error:
         raise WhetError(f"{file}: not a GGUF file ({first_line(error)}); copy or download it again") from error
     plain_reader, plain_dequantize, plain_map = gguf.GGUFReader, gguf.dequantize, gguf.get_tensor_name_map
-    plain_parsed = loading._gguf_parse_value
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    plain_parsed, plain_groups = loading._gguf_parse_value, gguf.quants._apply_over_grouped_rows
+    gguf.quants._apply_over_grouped_rows = in_groups
+    with ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1)) as pool:
         pending = {
             tensor.data.ctypes.data: pool.submit(plain_dequantize, tensor.data, tensor.tensor_type)
             for tensor in reader.tensors
@@ -247,8 +271,19 @@ def opened_once(file: Path) -> Iterator[GGUFReader]:
             yield reader
         finally:
             gguf.GGUFReader, gguf.dequantize, gguf.get_tensor_name_map = plain_reader, plain_dequantize, plain_map
-            loading._gguf_parse_value = plain_parsed
+            loading._gguf_parse_value, gguf.quants._apply_over_grouped_rows = plain_parsed, plain_groups
             pool.shutdown(cancel_futures=True)
+
+
+@contextlib.contextmanager
+def _without_lists(reader: GGUFReader) -> Iterator[None]:
+    """Meanwhile the reader has no merges, scores and kinds of tokens: weights need none, and would parse all, twice."""
+    fields = reader.fields
+    reader.fields = type(fields)((name, field) for name, field in fields.items() if name not in VOCABULARY_LISTS)
+    try:
+        yield
+    finally:
+        reader.fields = fields
 
 
 def metadata(file: Path, reader: GGUFReader) -> Mapping[str, Any]:
@@ -304,6 +339,9 @@ def fixed_tokenizer(file: Path, facts: Mapping[str, Any]) -> PreTrainedTokenizer
 def within_vocabulary(backend: Tokenizer, size: int) -> Tokenizer:
     """Without the tokens that tokenizer classes add on their own: the embedding has no rows for them."""
     from tokenizers import Tokenizer
+
+    if all(number < size for number in backend.get_added_tokens_decoder()):
+        return backend
 
     parts = json.loads(backend.to_str())
     parts["added_tokens"] = [token for token in parts["added_tokens"] if token["id"] < size]

@@ -27,7 +27,6 @@ from whet.model.head import Coefficient, VocabularyHead, chunk_rows, chunked_log
 from whet.model.shared_prefix import DistinctActions, SharedPrefixBatch, shared_prefix_batch, to_device
 from whet.model.shared_prefix_attention import shared_prefix_states, shared_prefix_works
 
-DEEP_DEVICES = ("cpu",)  # where trees deeper than a prompt were measured: no GPU has run them yet
 WORTHWHILE = 0.95  # a packed batch with a larger share of the padded tokens saves too little
 
 
@@ -235,7 +234,7 @@ def shared_by(lm: CausalLM) -> SharedTokens:
     """What rows compute once. Of a mixture's prompts alone: rows that share more may have been routed apart."""
     if not packs(lm):
         return "nothing"
-    return "prefixes" if lm.device.type in DEEP_DEVICES and not is_mixture(lm) else "prompts"
+    return "prompts" if is_mixture(lm) else "prefixes"
 
 
 def states_before(lm: CausalLM, tokens: Tensor, action: Tensor, replay: Tensor | None = None) -> Tensor:  # [A, D]

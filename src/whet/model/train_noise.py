@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from whet.model.causal_lm import CausalLM
+from whet.model.trials import verdict
 from whet.types import WhetError
 
 PASSES = 3  # a layer that is skipped now and then may be there in one of them
@@ -29,10 +30,10 @@ def switch_off_noise(lm: CausalLM) -> str:
     single = replace(lm, dtype=lm.finest)
     modules = [(module, module.training) for module in lm.model.modules()]
     try:
+        if not verdict("train mode", single, lambda: _differs_in_train_mode(single)):
+            return ""
         lm.model.eval()
         expected = _states(single)
-        if not _noise(single, expected):
-            return ""
         noisy = [
             kind for kind in dict.fromkeys(type(module) for module, _ in modules) if _is_noisy(single, kind, expected)
         ]
@@ -49,6 +50,11 @@ def switch_off_noise(lm: CausalLM) -> str:
     finally:
         for module, training in modules:
             module.training = training and not isinstance(module, _Quiet)
+
+
+def _differs_in_train_mode(lm: CausalLM) -> str:
+    lm.model.eval()
+    return "differs" if _noise(lm, _states(lm)) else ""
 
 
 def _states(lm: CausalLM) -> Tensor:

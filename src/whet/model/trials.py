@@ -6,18 +6,38 @@ The stages of a pipeline, the runs of a comparison and the policies of an evalua
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-
-from whet.model.causal_lm import CausalLM
 
 SAMPLED = 8  # numbers from either end of every tensor: other weights are another checkpoint
 _VERDICTS: dict[Hashable, str] = {}
 
 
-def verdict(name: str, lm: CausalLM, trial: Callable[[], str]) -> str:
+class Tried(Protocol):
+    """What a verdict hangs on: a `whet.model.causal_lm.CausalLM`, whose own cut is tried out too."""
+
+    @property
+    def model(self) -> nn.Module: ...
+
+    @property
+    def gathering(self) -> object | None: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def whole(self) -> bool: ...
+
+    @property
+    def recompute(self) -> str: ...
+
+    @property
+    def takes_positions(self) -> bool: ...
+
+
+def verdict(name: str, lm: Tried, trial: Callable[[], str]) -> str:
     """What this trial says of the model, or said of an earlier copy of its checkpoint in this process."""
     signature = _signature(lm)
     if signature is None:
@@ -27,7 +47,7 @@ def verdict(name: str, lm: CausalLM, trial: Callable[[], str]) -> str:
     return _VERDICTS[name, signature]
 
 
-def _signature(lm: CausalLM) -> Hashable | None:
+def _signature(lm: Tried) -> Hashable | None:
     """What two copies of one checkpoint have in common; None for a model that was not read from one, or was changed."""
     config: Any = getattr(lm.model, "config", None)
     source = getattr(config, "_name_or_path", "")
@@ -40,7 +60,7 @@ def _signature(lm: CausalLM) -> Hashable | None:
     shapes = tuple((name, tuple(tensor.shape), tensor.dtype, tensor.device) for name, tensor in tensors.items())
     kinds = tuple((name, type(module)) for name, module in modules)
     how = (lm.dtype, lm.whole, lm.recompute, lm.takes_positions, getattr(config, "_attn_implementation", None))
-    return source, config.to_json_string(), kinds, shapes, how, _sampled([*tensors.values()])
+    return source, config.to_json_string(use_diff=False), kinds, shapes, how, _sampled([*tensors.values()])
 
 
 def _is_changed(module: nn.Module) -> bool:

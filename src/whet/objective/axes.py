@@ -28,6 +28,7 @@ from whet.objective import (
     scale,
     select,
     shape,
+    siblings,
     steps,
     teacher,
     terms,
@@ -35,7 +36,7 @@ from whet.objective import (
 from whet.objective.component import Component, departures, with_number
 from whet.objective.lazy_torch import torch
 from whet.objective.policy import Objective
-from whet.objective.preference import anchor, contrast, imitate, pair_losses, score, single_losses, weigh
+from whet.objective.preference import anchor, pair_losses, score
 from whet.objective.preference.objective import PairObjective
 from whet.objective.presets import PRESETS, Preset
 from whet.objective.presets.preference import LEFT_OUT, PAIR_PRESETS
@@ -93,6 +94,7 @@ POLICY = Family(
             *(advantage.PartwiseGroup, pass_at_k.PassAtK, pass_at_k.PassAtKMarginal, pass_at_k.BestMinusSecond),
             *(credit.ReturnToGo, credit.GroupMeanToGo, credit.GAE, credit.DecoupledGAE, credit.VTrace, credit.Trace),
             *(steps.StepSum, steps.StepMean, steps.StepDelta, steps.TurnReturn, steps.TurnIndexRewards),
+            *(siblings.Siblings, siblings.GroupAndTree),
             *(steps.AnchoredSteps, teacher.TeacherGap, teacher.EarlyTeacherGap, teacher.NoAdvantage),
             main=True,
         ),
@@ -198,28 +200,28 @@ PREFERENCE = Family(
                 pair_losses.Rivals,
             ),
             *(
-                single_losses.Prospect,
-                single_losses.Classified,
-                single_losses.Saturating,
-                single_losses.Targets,
-                single_losses.NoiseContrast,
+                pair_losses.Prospect,
+                pair_losses.Classified,
+                pair_losses.Saturating,
+                pair_losses.Targets,
+                pair_losses.NoiseContrast,
             ),
             main=True,
         ),
         "contrast": _axis(
-            *("how are two completions set against each other?", contrast.PairContrast),
-            *(contrast.ScoreDifference, contrast.Shifted, contrast.Protected),
+            *("how are two completions set against each other?", anchor.PairContrast),
+            *(anchor.ScoreDifference, anchor.Shifted, anchor.Protected),
         ),
         "anchor": _axis(
             *("what is a single completion compared with?", anchor.Anchor),
             *(anchor.Zero, anchor.Mismatched, anchor.AnchorRunningMean),
         ),
         "weigh": _axis(
-            *("how much does a pair count?", weigh.PairWeight, weigh.Alike, weigh.OwnWords, weigh.MarginGate),
+            *("how much does a pair count?", anchor.PairWeight, anchor.Alike, anchor.OwnWords, anchor.MarginGate),
         ),
         "imitate": _axis(
-            *("are good completions imitated as well?", imitate.ImitateGood),
-            *(imitate.NoPairImitation, imitate.Summed, imitate.PerCompletion, imitate.PerToken),
+            *("are good completions imitated as well?", anchor.ImitateGood),
+            *(anchor.NoPairImitation, anchor.Summed, anchor.PerCompletion, anchor.PerToken),
         ),
         "reference": _REFERENCE,
     },

@@ -23,6 +23,7 @@ class RunSetting:
     has_steps: bool = False  # a reward scores the steps of a completion
     steps: int = 0  # of the run; 0: not known
     has_turns: bool = False  # an environment, tools or an agent answer the policy
+    has_trees: bool = False  # several turns are drawn from one state
     stale_by: str = "batch.staleness"  # the setting that says so
 
 
@@ -100,6 +101,8 @@ OF_EPISODES = {
     "select": {"finished_turns": "finished"},
     "imitate": {"observed": "none"},
 }
+# baselines that compare what was drawn from one state, and what each is without that
+OF_TREES = {"siblings": "leave_one_out", "group_and_tree": "group_mean"}
 
 
 def _without_turns(objective: Objective, setting: RunSetting) -> Iterator[str]:
@@ -124,6 +127,11 @@ def _holds_without_ratio(objective: Objective) -> bool:
 def _pointless(objective: Objective, setting: RunSetting) -> Iterator[str]:
     if not setting.has_turns:
         yield from _without_turns(objective, setting)
+    if not setting.has_trees and objective.baseline.name in OF_TREES:
+        yield (
+            f"objective.baseline={objective.baseline.name} compares what was drawn from one state and this run draws "
+            f"one turn from each; give env.branching=turns, or objective.baseline={OF_TREES[objective.baseline.name]}"
+        )
     ignores = not objective.clip.uses_ratio and not objective.mismatch.needs
     if setting.updates > 1 and ignores and not _holds_without_ratio(objective):
         yield (

@@ -1,6 +1,7 @@
 """Means and spreads over groups, completions and tokens. A NaN reward is unscorable: no statistic contains it.
 
-Branches of one episode count as one: each by 1 / the number of its scored siblings, itself included.
+Branches of one episode count as one: each by its share of the draws on its way (`whet.objective.tree`), or, where
+nothing is known of the tree, by 1 / the number of the scored branches.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from whet.objective.lazy_torch import torch
+from whet.objective.tree import path_weight, tree_paths
 from whet.types import TokenBatch
 
 if TYPE_CHECKING:
@@ -64,32 +66,41 @@ def compared_apart(batch: TokenBatch) -> TokenBatch:
     """The batch with a group for each role: rewards of different roles are never compared with each other."""
     if batch.role is None:
         return batch
-    _, index = torch.unique(torch.stack([batch.group, batch.role]), dim=1, return_inverse=True)
-    return replace(batch, group=index)
+    return replace(batch, group=pair_index(batch.group, batch.role)[0])
+
+
+def pair_index(one: Tensor, other: Tensor) -> tuple[Tensor, int]:
+    """A number from 0 for each pair of whole numbers [N], in their order, and how many there are."""
+    (_, first), (known, second) = (torch.unique(values, return_inverse=True) for values in (one, other))
+    unique, index = torch.unique(first * len(known) + second, return_inverse=True)
+    return index, len(unique)
 
 
 def episode_index(batch: TokenBatch) -> tuple[Tensor, int]:
     """Each row's episode in its group as a number from 0, and how many there are; a row of its own without episodes."""
     if batch.episode is None:
         return torch.arange(len(batch.group), device=batch.group.device), len(batch.group)
-    _, index = torch.unique(torch.stack([batch.group, batch.episode]), dim=1, return_inverse=True)
-    return index, int(index.max()) + 1 if index.numel() else 0
+    return pair_index(batch.group, batch.episode)
 
 
 def episode_weight(batch: TokenBatch, counted: Tensor | None = None) -> Tensor | None:
-    """[N]: 1 / the number of counted rows of the row's episode, 0 where not counted; None where every row is its own.
+    """[N]: a row's share of its episode, 0 where not counted; None where every row is its own.
 
-    Counted are the scored rows, unless told otherwise: branches of an episode share its weight in every statistic.
+    Counted are the scored rows, unless told otherwise: branches of an episode share its weight in every statistic, by
+    the draws on their way, or alike where `batch.node` does not tell them.
     """
     if batch.episode is None:
         return None
-    one = (~batch.reward.isnan() if counted is None else counted).double()
+    counts = ~batch.reward.isnan() if counted is None else counted
     index, count = episode_index(batch)
+    if batch.node is not None:
+        return path_weight(tree_paths(batch.action, batch.node, index, count), counts)
+    one = counts.double()
     return one / sums_by(index, count, one).clamp(min=1)[index]
 
 
 def episode_mean(values: Tensor, batch: TokenBatch) -> Tensor:
-    """[N]: the mean of a value over the scored branches of the row's episode; without branches the value itself."""
+    """[N]: the mean of a value over the scored branches of the row's episode, by their weights; without, the value."""
     weight = episode_weight(batch)
     if weight is None:
         return values

@@ -42,7 +42,7 @@ def weights(rule: Clip, ratios: Sequence[float], side: float, probability: float
     ratio[:, 0] = torch.tensor(ratios, dtype=torch.float64)
     logp = ratio.log() + math.log(probability)
     rule_weights = rule(ratio, torch.full_like(ratio, side), torch.ones_like(ratio, dtype=torch.bool), logp)
-    return [float(weight) for weight in rule_weights[:, 0]]
+    return cast(list[float], rule_weights[:, 0].tolist())
 
 
 def rule_plot(rule: Clip) -> str:

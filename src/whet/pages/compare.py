@@ -20,9 +20,7 @@ from whet.pages.chart_specs import NUM_TONES, ChartSeries, Point, chart, line, s
 from whet.pages.chart_svg import LEAST_SMOOTHED
 from whet.pages.render import Figure, render_live
 from whet.pages.run_report import REPORT
-from whet.record.metrics.intervals import share_interval
-from whet.record.metrics.paired import paired_test
-from whet.record.metrics.significance import corrected, more_right_p, welch_p
+from whet.record.metrics.intervals import corrected, more_right_p, paired_test, share_interval, welch_p
 from whet.record.text import (
     ABSENT,
     ACCURACY_NAMES,

@@ -11,8 +11,7 @@ from whet.pages.chart_specs import cost_chart, cost_line, reliability
 from whet.pages.render import Figure, PageTable, render
 from whet.pages.rerank import Reranking
 from whet.record.metrics.eval_summary import CUT, FORCED, EvalSummary
-from whet.record.metrics.intervals import IntervalEstimate
-from whet.record.metrics.paired import PairedTest
+from whet.record.metrics.intervals import IntervalEstimate, PairedTest
 from whet.record.metrics.reranking import BEST, WEIGHTED
 from whet.record.text import (
     ABSENT,

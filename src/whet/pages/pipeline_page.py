@@ -12,8 +12,7 @@ from typing import Any
 
 from whet.pages.chart_specs import chart, fits_unit, line
 from whet.pages.render import Figure, PageTable, Tile, render_live
-from whet.record.metrics.paired import PairedTest, paired_test
-from whet.record.metrics.significance import shares_apart
+from whet.record.metrics.intervals import PairedTest, paired_test, shares_apart
 from whet.record.run_folder import write_atomically
 from whet.record.text import ABSENT, aligned, duration, headline, json_values, metric_text, percent, quantity, words
 

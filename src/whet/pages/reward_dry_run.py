@@ -10,8 +10,7 @@ from typing import Any
 
 from whet.pages.chart_specs import NUM_TONES, scatter
 from whet.pages.render import Figure, PageTable, Tile, render
-from whet.record.metrics.correlation import correlations
-from whet.record.metrics.distribution import TOTAL, distribution, histogram, is_flat
+from whet.record.metrics.distribution import TOTAL, correlations, distribution, histogram, is_flat
 from whet.record.text import duration, number, percent
 
 GOLD = ("gold answer", "gold solution")

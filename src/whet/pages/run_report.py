@@ -12,7 +12,7 @@ from typing import Any
 from whet.pages.chart_specs import reliability
 from whet.pages.render import Figure, LegendEntry, PageTable, TextCard, Tile, TurnCard, render_live
 from whet.pages.run_charts import PHASE_TONES, SeriesPoints, columns_of, drawn_charts, planned_charts, typical_step
-from whet.record.health import ACTIONS, FindingSpan
+from whet.record.health.finding import ACTIONS, FindingSpan
 from whet.record.run import RunRecord, StepTotals, read_run, started_on, verdict
 from whet.record.run_folder import write_atomically
 from whet.record.run_kinds import RL

@@ -25,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from whet.record.evaluations import Evaluations, Measurement, best_measurement
-from whet.record.health import recorded_finding
+from whet.record.health.finding import recorded_finding
 from whet.record.run_kinds import RunKind, StepMetric, kind_of
 from whet.record.text import (
     ASCII_BLOCKS,

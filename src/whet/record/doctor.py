@@ -15,18 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from whet.record.evaluations import evaluations_of, with_size
-from whet.record.health import (
-    ACTIONS,
-    FindingSpan,
-    HealthFinding,
-    Story,
-    finding_spans,
-    known_settings,
-    recorded_finding,
-    rules_of,
-    story_of,
-)
-from whet.record.health.history import RECENT
+from whet.record.health.finding import ACTIONS, FindingSpan, HealthFinding, recorded_finding
+from whet.record.health.history import RECENT, known_settings
+from whet.record.health.registry import finding_spans, rules_of
+from whet.record.health.story import Story, story_of
 from whet.record.log import (
     METRICS,
     SUMMARY,
@@ -36,11 +28,11 @@ from whet.record.log import (
     readable_lines,
     step_reports,
 )
+from whet.record.rows import ThinnedLog
 from whet.record.run import MOST_BETWEEN, ending_of
 from whet.record.run_folder import is_locked
 from whet.record.run_kinds import kind_of
 from whet.record.text import count_of
-from whet.record.thinning import ThinnedLog
 from whet.types import StepReport, WhetError
 
 WIDTH = 100

@@ -1,7 +1,7 @@
 """The evaluations of a run: each with its 95% interval, the best and the last, and which of them differ. Pure.
 
 Two evaluations of a run ask the same prompts, so they are compared prompt by prompt where the log has what each prompt
-scored (`whet.record.metrics.paired`), else as two shares of so many prompts. A metric of which neither is known (a
+scored (`whet.record.metrics.intervals`), else as two shares of so many prompts. A metric of which neither is known (a
 held-out loss) has no interval: any better value is then a new best, and nothing is ever said to have fallen.
 """
 
@@ -14,9 +14,14 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from whet.record.log import EvalRecord
-from whet.record.metrics.intervals import IntervalEstimate, mean_estimate, share_interval
-from whet.record.metrics.paired import mcnemar_p, paired_t
-from whet.record.metrics.significance import more_right_p
+from whet.record.metrics.intervals import (
+    IntervalEstimate,
+    mcnemar_p,
+    mean_estimate,
+    more_right_p,
+    paired_t,
+    share_interval,
+)
 from whet.record.text import ACCURACY_NAMES, LOWER_IS_BETTER, estimate_text, headline, metric_text, plain_metrics, words
 
 ONE_LOOK = 0.05  # one-sided, of a verdict that is given once

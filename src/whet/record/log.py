@@ -309,6 +309,8 @@ def _turn_fields(turn: Turn) -> dict[str, Any]:
         fields["state"] = turn.state
     if turn.ended is not None:
         fields["ended"] = str(turn.ended)
+    if turn.node is not None:
+        fields["node"] = turn.node
     if turn.counts:
         fields["counts"] = dict(turn.counts)
     return {**fields, "errors": list(turn.errors)} if turn.errors else fields

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.record.log import complete_bytes, json_object
-from whet.record.metrics.correlation import kappa
+from whet.record.metrics.distribution import kappa
 from whet.record.metrics.intervals import share_interval
 from whet.types import WhetError
 

@@ -42,7 +42,20 @@ def completion_length(step: StepReport) -> float | None:
     if "completion_length" in step.metrics:
         return step.metrics["completion_length"]
     samples = step.counts.get("samples", 0)
-    return step.counts.get("tokens", 0) / samples if samples else None
+    tokens = step.counts.get("tokens", 0) + step.counts.get("shared_tokens", 0)
+    return tokens / samples if samples else None
+
+
+def leaves(step: StepReport) -> float | None:
+    """Samples of an episode that may branch; None where none may."""
+    episodes = step.counts.get("episodes", 0)
+    return step.counts.get("samples", 0) / episodes if episodes else None
+
+
+def shared(step: StepReport) -> float | None:
+    """Of the tokens of all leaves, the share that was not written again; None where no episode may branch."""
+    saved, written = step.counts.get("shared_tokens"), step.counts.get("tokens", 0)
+    return None if saved is None else saved / max(saved + written, 1)
 
 
 def per_sample(name: str) -> Measure:
@@ -112,6 +125,7 @@ RUN_KINDS: dict[str, RunKind] = {
             StepMetric("entropy", metric("entropy"), "entropy"),
             StepMetric("completion_length", completion_length, "length"),
             StepMetric("turns", per_sample("turns"), "turns"),
+            StepMetric("leaves", leaves, "leaves"),
             StepMetric("tool_calls", per_sample("tool_calls"), "calls"),
             StepMetric("critic_explains", metric("critic_explains"), "critic explains"),
             StepMetric("code_timeouts", metric("code_timeouts"), "out of time"),
@@ -121,6 +135,8 @@ RUN_KINDS: dict[str, RunKind] = {
             StepMetric("completion_length", completion_length, "length", "Completion length", "tokens"),
             StepMetric("truncated", truncated, "truncated", "Truncated completions", "share"),
             StepMetric("turns", per_sample("turns"), "turns", "Turns", "of the policy in an episode"),
+            StepMetric("leaves", leaves, "leaves", "Leaves", "per episode"),
+            StepMetric("shared", shared, "shared", "Tokens that leaves share", "share"),
             StepMetric("tool_calls", per_sample("tool_calls"), "calls", "Tool calls", "in an episode"),
             StepMetric(
                 "malformed_calls", per_sample("malformed_calls"), "malformed", "Malformed calls", "in an episode"

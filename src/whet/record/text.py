@@ -13,7 +13,7 @@ from whet.record.metrics.intervals import IntervalEstimate
 ABSENT = "-"
 ACCURACY_NAMES = ("accuracy", "correct", "correctness", "exact", "exact_match")
 RATES = frozenset(
-    {*ACCURACY_NAMES, "truncated", "uniform_groups", "alike", "confidence", "calibration_error", "right_kept"}
+    {*ACCURACY_NAMES, "truncated", "shared", "uniform_groups", "alike", "confidence", "calibration_error", "right_kept"}
     | {"errors_found", "step_calibration_error", "reweighted", "unscorable"}
 )
 NATS = frozenset({"kl", "kl_old", "kl_completion", "entropy", "drift", "sampler_gap", "sampler_gap_max"})

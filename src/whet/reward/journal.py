@@ -57,13 +57,17 @@ def note_call(reward: str, where: str) -> None:
 
 @contextlib.contextmanager
 def remarks(reward: str) -> Iterator[None]:
-    """Calls of one reward: what it leaves behind, threads and memory, is said by its name."""
+    """Calls of one reward: what it leaves behind, threads and memory, is said by its name.
+
+    Memory only of calls on the main thread: beside others the process also grows by what those do.
+    """
     before, threads = _memory(), set(threading.enumerate())
+    is_alone = threading.current_thread() is threading.main_thread()
     try:
         yield
     finally:
         _calls[reward] += 1
-        if _calls[reward] > 1:  # a first call imports and loads what later ones use
+        if is_alone and _calls[reward] > 1:  # a first call imports and loads what later ones use
             _grown[reward] += _memory() - before
         _report_growth(reward)
         _report_threads(reward, threads)

@@ -12,10 +12,12 @@ counts as its settings.
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import importlib.metadata
+import importlib.util
 import inspect
 import itertools
 import marshal
@@ -31,6 +33,7 @@ from whet.reward.call import RewardFunction, parameters_of
 from whet.reward.combine import RewardPart
 
 DIGITS = 12  # of a hash: enough to tell a million versions apart
+INSTALLED = {"site-packages", "dist-packages"}  # folders of installed packages
 SHORT = 60  # characters; longer values are shown by their digest
 WHOLE_FILE = 256 * 2**20  # bytes; of larger files (weights) the size and pieces all over the file are read
 PIECE, PIECES = 2**16, 512
@@ -201,6 +204,10 @@ def _package(module: str) -> tuple[str, str] | None:
 
 
 def _packages_with(module: str) -> Iterator[str]:
+    with contextlib.suppress(ImportError, ValueError, AttributeError):  # a module that is not there, or is none
+        spec = importlib.util.find_spec(module)
+        if spec is not None and spec.origin and not INSTALLED & set(Path(spec.origin).parts):
+            return  # a source folder on the path: no package has it
     yield from _installed_packages().get(module, [])
 
 

@@ -7,6 +7,7 @@ import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from whet.settings.hostile import shown
 from whet.types import InitialObservation, Message, StepResult, WhetError
 
 
@@ -35,7 +36,9 @@ def step_result_of(value: Any) -> StepResult:
         counts = {str(name): int(count) for name, count in value.counts.items()}
         metrics = {str(name): float(number) for name, number in value.metrics.items()}
         errors = tuple(str(error) for error in value.errors)
-        return StepResult(messages, reward, bool(value.done), _state(value.state), counts, errors, metrics)
+        rewards = {str(role): _reward(number) for role, number in value.rewards.items()}
+        told = (counts, errors, metrics, str(value.role or ""), rewards)
+        return StepResult(messages, reward, bool(value.done), _state(value.state), *told)
     if isinstance(value, numbers.Real) or type(value).__module__ == "numpy":
         return StepResult(reward=_reward(value), done=True)
     return StepResult(_messages(value, "step"))
@@ -48,19 +51,19 @@ def reward_of(value: Any) -> float | None:
 
 def _messages(value: Any, method: str) -> tuple[Message, ...]:
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Sequence) or not value:
-        shown = type(value).__name__ if not isinstance(value, Sequence) or value else "nothing"
+        came = type(value).__name__ if not isinstance(value, Sequence) or value else "nothing"
         raise BadAnswer(
-            f"its {method} returned {shown}; expected a list of messages like {{'role': 'user', 'content': '...'}}"
+            f"its {method} returned {came}; expected a list of messages like {{'role': 'user', 'content': '...'}}"
             + (", a number or a whet.StepResult" if method == "step" else ", None or a whet.InitialObservation")
         )
     for message in value:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:
             raise BadAnswer(
-                f"its {method} returned a message {_short(message)}; expected {{'role': 'user', 'content': '...'}}"
+                f"its {method} returned a message {shown(message)}; expected {{'role': 'user', 'content': '...'}}"
             )
         if not isinstance(message["content"], str | list | None):
             raise BadAnswer(
-                f"its {method} returned a message whose content is {_short(message['content'])}; expected text"
+                f"its {method} returned a message whose content is {shown(message['content'])}; expected text"
             )
     return tuple(dict(message) for message in value)
 
@@ -69,7 +72,7 @@ def _reward(value: Any) -> float:
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError) as error:
-        raise BadAnswer(f"its reward is {_short(value)}; expected a number") from error
+        raise BadAnswer(f"its reward is {shown(value)}; expected a number") from error
     if not math.isfinite(number):
         raise BadAnswer(f"its reward is {number}; expected a finite number")
     return number
@@ -77,11 +80,3 @@ def _reward(value: Any) -> float:
 
 def _state(value: Any) -> str | None:
     return None if value is None else str(value)
-
-
-def _short(value: Any) -> str:
-    try:
-        text = repr(value)
-    except Exception:
-        text = type(value).__name__
-    return text if len(text) <= 80 else f"{text[:77]}..."

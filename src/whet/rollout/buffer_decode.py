@@ -21,6 +21,7 @@ STEPS_PER_LOOK = 16  # at a device that has to be waited for; rows that ended me
 # Rows are taken in, and the rest moved together, when at least one in so many is free: each costs about a step
 FREE_BEFORE_ENTRY = 8
 FREE_BEFORE_MOVE = 8
+EXTENSION_STEPS = 2  # that a pass over answers costs, besides their tokens
 
 
 class BufferBackend:
@@ -97,8 +98,9 @@ class BufferBackend:
         self._state.enter(rows, slots)
         return self._decoder.first_logits(torch.tensor(slots, device=self._device), self._state)
 
-    def may_extend(self, num_ready: int, num_busy: int) -> bool:
-        return num_ready >= max(1, num_busy // FREE_BEFORE_ENTRY)
+    def may_extend(self, num_ready: int, num_busy: int, turn_tokens: float) -> bool:
+        # k rows of N gathered: N / k passes in the time of a turn of T steps, and k T / 2N steps more for everybody
+        return num_ready >= min(1.0, (2 * EXTENSION_STEPS / max(turn_tokens, 1.0)) ** 0.5) * num_busy
 
     def extend(
         self, rows: Sequence[int], slots: Sequence[int], starts: Sequence[int], chunks: Sequence[tuple[int, ...]]

@@ -102,7 +102,7 @@ class GraphBackend:
     looks_behind = 1
     prefills_ahead = True  # computing many prompts at once is cheap
     most_members: int | None = MOST_MEMBERS
-    forks = False  # `fork` below has not run on a GPU yet
+    forks = True
 
     num_rows = num_slots = 0
     log: TokenLog
@@ -320,7 +320,7 @@ class GraphBackend:
         self._grow(0)
         return self._prompt_logits[numbers_on(self._lm.device, slots)]
 
-    def may_extend(self, num_ready: int, num_busy: int) -> bool:
+    def may_extend(self, num_ready: int, num_busy: int, turn_tokens: float) -> bool:
         return num_ready >= num_busy // READY_SHARE
 
     def extend(

@@ -7,10 +7,14 @@ answers are rendered and appended as tokens (`whet.data.turns`), and nothing is 
 The engine writes whatever can be written. It waits for answers only where that costs next to nothing (`_Patience`), so
 that batches are the same in every run of a quick, deterministic environment: the same bytes after a resume. An
 environment that has cost more once is never waited for again while somebody can write.
+
+An episode may branch (`whet.rollout.branching`): from then on each branch is a conversation of its own, with a twin of
+the environment, and each leaves a sample.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 import queue
 import time
@@ -31,6 +35,7 @@ from whet.model.shared_prefix import long_tensor
 from whet.protocols import Engine, Environment
 from whet.registry import error_text
 from whet.rollout.answers import BadAnswer, initial_observation_of, reward_of, step_result_of
+from whet.rollout.branching import Branching, TurnReplay, shared_out, twin_of
 from whet.rollout.calls import CallPool
 from whet.rollout.episode_runner import EpisodeEnded, PlayNotes
 from whet.rollout.expert_log import joined_experts
@@ -68,15 +73,58 @@ class EpisodeLimits:
 
 
 @dataclass(eq=False)
+class _Tree:
+    """One episode: its branches, and what they left."""
+
+    leaves: dict[tuple[int, ...], tuple[Sample, tuple[object, ...]]] = field(default_factory=dict)  # by branch
+    num_open: int = 1
+
+    def samples(self) -> tuple[Sample, ...]:
+        """Of all branches, in an order that does not depend on time, with the draws that their turns came from."""
+        ordered = [self.leaves[branch] for branch in sorted(self.leaves)]
+        numbers: dict[object, int] = {}
+        for _, draws in ordered:
+            for draw in draws:
+                numbers.setdefault(draw, len(numbers))
+        return tuple(_with_nodes(sample, [numbers[draw] for draw in draws]) for sample, draws in ordered)
+
+
+def _with_nodes(sample: Sample, nodes: Sequence[int]) -> Sample:
+    if not nodes:
+        return sample
+    left = iter(nodes)
+    turns = [replace(turn, node=next(left)) if turn.role == "assistant" else turn for turn in sample.turns]
+    return replace(sample, turns=tuple(turns))
+
+
+@dataclass(eq=False)
+class _Table:
+    """What the conversations of one episode share: of self-play there is one for each role."""
+
+    seats: dict[str, _Episode] = field(default_factory=dict)  # by role, the first to write in front
+
+    @property
+    def num_turns(self) -> int:
+        return sum(seat.num_turns for seat in self.seats.values())
+
+
+@dataclass(eq=False)
 class _Episode:
-    """One conversation on its way."""
+    """One conversation on its way: an episode, or a branch of one."""
 
     number: int
     prompt: Prompt
     name: str
-    seed: tuple[int, ...]
+    seed: tuple[int | str, ...]
     environment: Environment | None
     began: float
+    key: int = 0  # its own among all conversations
+    tree: _Tree = field(default_factory=_Tree)
+    branch: tuple[int, ...] = ()  # which turn it was of those drawn from a state, at each state that branched
+    num_leaves: int = 1  # that it may still have
+    draws: list[object] = field(default_factory=list)  # one for each turn of the policy, shared by branches
+    first_surprise: float = 0.0  # the mean -logp of its first turn's tokens
+    answered: list[tuple[Completion, StepResult]] = field(default_factory=list)  # of an environment that replays
     unmade: str = ""  # why it has no environment
     tokens: list[int] = field(default_factory=list)
     action: list[bool] = field(default_factory=list)  # of each token: sampled by the policy
@@ -89,13 +137,32 @@ class _Episode:
     renderer: TurnRenderer | None = None
     state: str | None = None
     role: str = ""
+    tools: tuple[Mapping[str, Any], ...] = ()
     num_prompt: int = 0
     num_turns: int = 0
     returned: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     last: Sample | None = None
     request: int | None = None  # the newest one of the session
-    sample: Sample | None = None  # once it is over
+    table: _Table = field(default_factory=_Table)
+    written: Completion | None = None  # the newest turn, of an environment that replays
+
+    @property
+    def last_turn(self) -> int:
+        """Where the policy's newest turn stands among the turns."""
+        return max(number for number, turn in enumerate(self.turns) if turn.role == "assistant")
+
+    def twin(self, environment: Environment, key: int, branch: int) -> _Episode:
+        """Another branch from the same state, with a random stream of its own."""
+        twin = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, list | dict):  # each goes on by itself; the tree they have in common
+                setattr(twin, name, copy.copy(value))
+        twin.environment, twin.key, twin.branch = environment, key, (*self.branch, branch)
+        twin.seed = (*self.seed, f"branch {self.num_turns}.{branch}")
+        twin.table = _Table()
+        twin.table.seats[twin.role] = twin
+        return twin
 
 
 @dataclass(frozen=True)
@@ -107,6 +174,7 @@ class _EnvironmentCall:
     is_start: bool
     since: float
     limit: StopReason | None = None  # that ended the episode: the call asks what it was worth
+    is_replay: bool = False  # it leads a twin of an environment to a state
 
 
 @dataclass
@@ -134,11 +202,13 @@ class EnvironmentRunner:
         limits: EpisodeLimits | None = None,
         context: int = 0,
         history: str = "template",
+        branching: Branching | None = None,
     ) -> None:
-        """`context`: tokens that a conversation may have, the model's limit; 0: not known."""
+        """`context`: tokens that a conversation may have, the model's limit; 0: not known. `branching`: of drawn
+        episodes, greedy ones never branch; None: one sample per episode."""
         self._engine, self._tokenizer, self._make = engine, tokenizer, make_environment
         self._limits = limits or EpisodeLimits()
-        self._context, self._history = context, history
+        self._context, self._history, self._branching = context, history, branching
         self._pool = CallPool()
         self._renderers: dict[Any, TurnRenderer] = {}
         self._patience = _Patience()
@@ -159,27 +229,37 @@ class EnvironmentRunner:
         """`count` episodes to each prompt, prompt by prompt; `rows` numbers the prompts for the seeds."""
         if not prompts:
             return []
-        now = time.monotonic()
+        now, branching = time.monotonic(), self._branching if sampling.temperature > 0 else None
+        leaves = 1 if branching is None else branching.leaves
         episodes = [
             _Episode(position * count + number, prompt, f"{prompt.id}#{number}", (*seed, row, number), None, now)
             for position, (row, prompt) in enumerate(zip(rows or range(len(prompts)), prompts, strict=True))
             for number in range(count)
         ]
         turns = 1 if self._make is None else self._limits.max_turns
-        for episode in episodes if self._make is not None else ():
-            self._equip(episode)
+        for key, episode in enumerate(episodes):
+            episode.key, episode.num_leaves = key, leaves
+            if self._make is not None:
+                self._equip(episode)
         sampling = _with_stops(sampling, [played.environment for played in episodes])
-        shape = self._shape(prompt_tokens, count, sampling, turns)
-        play = _Play(self, sampling, [tokens for tokens in prompt_tokens for _ in range(count)], ended)
+        seats = max(getattr(played.environment, "seats", 1) for played in episodes)
+        if seats > 1 and branching is not None:
+            raise WhetError(
+                "env.branching: the policy has several seats in this environment, and a branch is of one conversation; "
+                "give env.branching=none, or an opponent"
+            )
+        shape = self._shape(prompt_tokens, count * leaves * seats, sampling, turns)
+        play = _Play(self, sampling, [tokens for tokens in prompt_tokens for _ in range(count)], ended, branching)
         early = None if ended is None else play.write_early
         with closing(LateSession(self._engine, sampling, shape, turns, early)) as play.session:
             try:
                 play.run(episodes)
             finally:
-                self._close([played.environment for played in episodes if played.environment is not None])
-        samples = [played.sample for played in episodes if played.sample is not None]
-        assert len(samples) == len(episodes)
-        return [samples[start : start + count] for start in range(0, len(samples), count)]
+                made = [played.environment for played in (*episodes, *play.twins)]
+                self._close([environment for environment in made if environment is not None])
+        samples = [play.samples[episode.number] for episode in episodes]
+        whole = [samples[start : start + count] for start in range(0, len(samples), count)]
+        return [[sample for leaves in group for sample in leaves] for group in whole]
 
     def _equip(self, episode: _Episode) -> None:
         """An environment of its own."""
@@ -196,6 +276,11 @@ class EnvironmentRunner:
         notes = PlayNotes(dict(self._seconds), tuple(self._failures), dict(self._counts))
         self._seconds, self._failures, self._counts = {}, [], Counter()
         return notes
+
+    def _note_failure(self, count: str, line: str) -> None:
+        self._counts[count] += 1
+        if len(self._failures) < MOST_FAILURES:
+            self._failures.append(line)
 
     def _shape(
         self, prompt_tokens: Sequence[Sequence[int]], count: int, sampling: Sampling, turns: int
@@ -242,13 +327,17 @@ class _Play:
         sampling: Sampling,
         prompt_tokens: Sequence[tuple[int, ...]],
         ended: EpisodeEnded | None,
+        branching: Branching | None,
     ) -> None:
-        self._runner, self._sampling, self._ended = runner, sampling, ended
+        self._runner, self._sampling, self._ended, self._branching = runner, sampling, ended, branching
         self._prompt_tokens = prompt_tokens  # by episode
         self._limits = runner._limits
-        self._calls: dict[int, _EnvironmentCall] = {}  # by episode
+        self.samples: dict[int, tuple[Sample, ...]] = {}  # of episodes that are over
+        self.twins: list[_Episode] = []  # branches of episodes, the first one of each state aside
+        self._num_keys = len(prompt_tokens)
+        self._calls: dict[int, _EnvironmentCall] = {}  # by conversation
         self._answered: queue.SimpleQueue[_EnvironmentCall] = queue.SimpleQueue()  # calls that came back
-        self._pending: set[int] = set()  # episodes whose call was not seen to come back
+        self._pending: set[int] = set()  # conversations whose call was not seen to come back
         self._writing: dict[int, _Episode] = {}  # by request
         self._num_requests = 0
         self._opened: dict[Any, tuple[tuple[int, ...], str]] = {}  # openings as tokens and text: a group has the same
@@ -293,9 +382,12 @@ class _Play:
         limit: StopReason | None = None,
     ) -> None:
         future = self._runner._pool.submit(function, argument)
-        call = _EnvironmentCall(future, episode, is_start, time.monotonic(), limit)
-        self._calls[episode.number] = call
-        self._pending.add(episode.number)
+        self._await(_EnvironmentCall(future, episode, is_start, time.monotonic(), limit))
+
+    def _await(self, call: _EnvironmentCall) -> None:
+        future, key = call.future, call.episode.key
+        self._calls[key] = call
+        self._pending.add(key)
         future.add_done_callback(lambda _: self._answered.put(call))
 
     def _take_answers(self) -> None:
@@ -340,9 +432,9 @@ class _Play:
 
     def _note_answer(self, call: _EnvironmentCall) -> None:
         """An episode may have gone on without this call, and wait for another one."""
-        number = call.episode.number
-        if self._calls.get(number) is call:
-            self._pending.discard(number)
+        key = call.episode.key
+        if self._calls.get(key) is call:
+            self._pending.discard(key)
 
     def _next_deadline(self) -> float:
         return min(min(self._deadlines(call)) for call in self._calls.values())
@@ -368,8 +460,9 @@ class _Play:
             call = self._calls.pop(number)
             self._pending.discard(number)
             self._runner._pool.give_up(call.future, type(call.episode.environment).__name__)
-            if call.is_start:
-                self._fail(call.episode, f"its start took longer than {self._limits.step_seconds:g} seconds")
+            if call.is_start or call.is_replay:
+                what = "start" if call.is_start else "replay"
+                self._fail(call.episode, f"its {what} took longer than {self._limits.step_seconds:g} seconds")
             else:
                 self._end(call.episode, call.limit or reason)
         return bool(late)
@@ -379,8 +472,12 @@ class _Play:
         error = call.future.exception()
         if isinstance(error, WhetError) and not isinstance(error, BadAnswer):
             raise error  # a mistake that every episode would make
+        if call.is_replay and error is None:
+            self._request(episode)
+            return
         if error is not None:
             method = "start" if call.is_start else "step" if call.limit is None else "cut_off"
+            method = "replay" if call.is_replay else method
             self._fail(episode, f"its {method} raised {error_text(error)}")
             return
         try:
@@ -409,7 +506,7 @@ class _Play:
                 self._opened[key] = (tokens, text)
             tokens, text = self._opened[key]
             episode.messages, episode.state, prompt = list(opening.messages), opening.state, shown
-            episode.role = opening.role
+            episode.role, episode.tools = opening.role, opening.tools
             episode.turns.append(Turn("prompt", text, 0, len(tokens)))
         elif episode.environment is not None:
             episode.messages = list(prompt.messages)
@@ -417,6 +514,7 @@ class _Play:
             episode.renderer = runner.renderer(prompt, prompt.tools, getattr(episode.environment, "answers_as", ""))
         episode.tokens, episode.num_prompt = list(tokens), len(tokens)
         episode.action = [False] * len(tokens)
+        episode.table.seats[episode.role] = episode
         if not self._request(episode):
             self._fail(episode, f"its first prompt has {len(tokens)} tokens and leaves no room for a completion")
 
@@ -425,7 +523,8 @@ class _Play:
         room, budget = self._room(episode), self._sampling.max_new_tokens
         if room < 1:
             return False
-        seed = (*episode.seed, episode.num_turns) if episode.num_turns else episode.seed
+        turn = episode.table.num_turns
+        seed = (*episode.seed, turn) if turn else episode.seed
         limited = min(room, budget) if episode.environment is not None else budget
         request = Request(
             tuple(episode.tokens),
@@ -465,12 +564,16 @@ class _Play:
         episode.versions = (min(oldest, sample.versions[0]), max(newest, sample.versions[1]))
         episode.last = sample
         episode.num_turns += 1
+        episode.draws.append(object())
         episode.messages.append({"role": "assistant", "content": sample.completion})
         episode.turns.append(
             Turn("assistant", sample.completion, start, len(episode.tokens), state=episode.state, ended=sample.stop)
         )
         raw = partial(self._runner._tokenizer.decode, fresh, skip_special_tokens=False)
-        self._call(episode, episode.environment.step, Completion(sample.completion, fresh, raw, sample.stop))
+        completion = Completion(sample.completion, fresh, raw, sample.stop)
+        if self._branching is not None and getattr(episode.environment, "replays", False):
+            episode.written = completion
+        self._call(episode, episode.environment.step, completion)
 
     def _go_on(self, episode: _Episode, result: StepResult, seconds: float) -> None:
         """Take in what the environment answered, and ask for the next turn or end."""
@@ -489,20 +592,34 @@ class _Play:
         )
         if result.reward is not None:
             episode.returned = (episode.returned or 0.0) + result.reward
-        episode.metrics |= result.metrics
-        episode.state = result.state
-        assert episode.last is not None and episode.renderer is not None
+        seats = episode.table.seats
+        for role, reward in result.rewards.items():
+            if role in seats and seats[role].num_turns:  # a game may be over before somebody's first turn
+                self._earn(seats[role], reward)
+        for seat in seats.values():
+            seat.metrics |= result.metrics
         if result.done:
             self._tell(episode, result.messages)
-            self._end(episode, StopReason.LENGTH if episode.last.stop is StopReason.LENGTH else StopReason.END)
+            self._end(episode, StopReason.END)
             return
-        if episode.num_turns >= self._limits.max_turns:
+        if episode.table.num_turns >= self._limits.max_turns:
             self._tell(episode, result.messages)
             self._cut(episode, StopReason.TURNS)
             return
         if time.monotonic() - episode.began >= self._limits.seconds:
             self._cut(episode, StopReason.SECONDS)
             return
+        if result.role and result.role not in seats:
+            seat = _Episode(
+                episode.number, episode.prompt, episode.name, episode.seed, episode.environment, episode.began
+            )
+            seat.table, seat.metrics = episode.table, dict(episode.metrics)
+            seat.key, self._num_keys = self._num_keys, self._num_keys + 1
+            self._open(seat, InitialObservation(result.messages, episode.tools, result.state, result.role))
+            return
+        episode = seats[result.role or episode.role]
+        episode.state = result.state
+        assert episode.renderer is not None
         ended = episode.tokens[-1] in episode.renderer.end_tokens
         answer = episode.renderer.answer(episode.messages, result.messages, ended=ended, last_token=episode.tokens[-1])
         if self._room(episode) - len(answer.tokens) < 1:
@@ -518,7 +635,51 @@ class _Play:
         episode.logp.append(torch.zeros(len(answer.tokens)))
         if answer.defused:
             self._runner._counts["defused_texts"] += answer.defused
-        self._request(episode)
+        if episode.written is not None:
+            episode.answered.append((episode.written, result))
+        for branch in self._branches(episode):
+            self._request(branch)
+
+    def _branches(self, episode: _Episode) -> list[_Episode]:
+        """The conversations that go on from here and can be written now; a twin that is being replayed follows."""
+        if self._branching is None:
+            return [episode]
+        turn, logp = episode.turns[episode.last_turn], episode.logp[-2]  # of the turn; behind it stands the answer's
+        surprise = -float(logp.mean()) if len(logp) else 0.0
+        if episode.num_turns == 1:
+            episode.first_surprise = surprise
+        rise = (surprise - episode.first_surprise) / math.log(max(len(self._runner._tokenizer), 2))
+        coin = (*episode.seed, "coin", episode.num_turns)
+        count = self._branching.num_draws(episode.num_leaves, turn.counts.get("tool_calls", 0), rise, coin)
+        twins = [twin for number in range(1, count) if (twin := self._twin(episode, number)) is not None]
+        branches = [episode, *twins]
+        for branch, share in zip(branches, shared_out(episode.num_leaves, len(branches)), strict=True):
+            branch.num_leaves = share
+        if twins:
+            episode.branch = (*episode.branch, 0)
+            episode.tree.num_open += len(twins)
+            self.twins += twins
+        return [branch for branch in branches if branch.key not in self._calls]
+
+    def _twin(self, episode: _Episode, number: int) -> _Episode | None:
+        """Another branch from this state; None, counted and told, where its environment cannot be had."""
+        runner, before = self._runner, episode.environment
+        assert before is not None and runner._make is not None
+        is_replay = bool(episode.answered)
+        try:
+            environment = runner._make() if is_replay else twin_of(before)
+        except WhetError:
+            raise
+        except Exception as error:
+            runner._note_failure("failed_branches", f"episode {episode.name}: no branch: {error_text(error)}")
+            return None
+        key, self._num_keys = self._num_keys, self._num_keys + 1
+        twin = episode.twin(environment, key, number)
+        if is_replay:
+            replay = TurnReplay(environment, episode.prompt, tuple(episode.answered))
+            future = runner._pool.submit(replay)
+            self._await(_EnvironmentCall(future, twin, False, time.monotonic(), is_replay=True))
+        return twin
 
     def _cut(self, episode: _Episode, limit: StopReason) -> None:
         """A limit ends the episode. An environment that scores at the end is asked what it was worth so far."""
@@ -532,7 +693,7 @@ class _Play:
         """The reward of the episode's last turn of the policy, after the environment had answered that turn."""
         if reward is None:
             return
-        last = max(number for number, turn in enumerate(episode.turns) if turn.role == "assistant")
+        last = episode.last_turn
         turn = episode.turns[last]
         episode.turns[last] = replace(turn, reward=(turn.reward or 0.0) + reward)
         episode.returned = (episode.returned or 0.0) + reward
@@ -543,11 +704,7 @@ class _Play:
         episode.turns += [Turn(_speaker(message), _text(message), end, end) for message in messages]
 
     def _fail(self, episode: _Episode, what: str) -> None:
-        line = f"episode {episode.name}: {what}"
-        runner = self._runner
-        runner._counts["failed_episodes"] += 1
-        if len(runner._failures) < MOST_FAILURES:
-            runner._failures.append(line)
+        self._runner._note_failure("failed_episodes", f"episode {episode.name}: {what}")
         if not episode.tokens:
             episode.tokens = list(self._prompt_tokens[episode.number])
             episode.num_prompt = len(episode.tokens)
@@ -555,13 +712,20 @@ class _Play:
         self._end(episode, StopReason.FAILED)
 
     def _end(self, episode: _Episode, reason: StopReason) -> None:
-        if episode.request is not None:
-            self.session.release(episode.request)
+        """An episode is over, for every role that has written in it."""
+        seats = list(episode.table.seats.values()) or [episode]
+        for seat in seats:
+            if seat.request is not None:
+                self.session.release(seat.request)
+        played = [seat for seat in seats if seat.num_turns] or seats[:1]
+        self._over(episode, *(self._sample(seat, _reason(seat, reason)) for seat in played))
+
+    def _sample(self, episode: _Episode, reason: StopReason) -> Sample:
         # what stands behind the last turn of the policy teaches nothing
         policy = [turn for turn in episode.turns if turn.role == "assistant"]
         end = policy[-1].stop if policy else len(episode.tokens)
         logp = torch.cat([torch.zeros(episode.num_prompt), *episode.logp])[:end]
-        sample = Sample(
+        return Sample(
             tokens=long_tensor(episode.tokens[:end]),
             action=torch.tensor(episode.action[:end], dtype=torch.bool),
             behavior_logp=logp,
@@ -578,12 +742,25 @@ class _Play:
             routed_experts=joined_experts(episode.experts),
             environment=getattr(episode.environment, "foreign", None),
         )
-        self._over(episode, sample)
 
-    def _over(self, episode: _Episode, sample: Sample) -> None:
-        episode.sample = sample
+    def _over(self, episode: _Episode, *samples: Sample) -> None:
+        tree = episode.tree
+        if self._branching is not None:
+            (sample,) = samples
+            tree.leaves[episode.branch] = (sample, tuple(episode.draws))
+            tree.num_open -= 1
+            if tree.num_open:
+                return
+            samples = tree.samples()
+        self.samples[episode.number] = samples
         if self._ended is not None:
-            self._ended(episode.number, (sample,))
+            self._ended(episode.number, samples)
+
+
+def _reason(seat: _Episode, reason: StopReason) -> StopReason:
+    """Why a role's conversation ended: a last turn that was cut is its own alone."""
+    was_cut = seat.last is not None and seat.last.stop is StopReason.LENGTH
+    return StopReason.LENGTH if reason is StopReason.END and was_cut else reason
 
 
 def _with_stops(sampling: Sampling, environments: Sequence[Environment | None]) -> Sampling:

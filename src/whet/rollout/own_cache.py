@@ -204,7 +204,7 @@ class OwnCacheBackend:
         prompt_of_row = torch.tensor([index_of_slot[slot] for slot in slots], device=self._lm.device)
         return self._reader.begin([self._prompts[slot] for slot in index_of_slot], prompt_of_row)
 
-    def may_extend(self, num_ready: int, num_busy: int) -> bool:
+    def may_extend(self, num_ready: int, num_busy: int, turn_tokens: float) -> bool:
         return False
 
     def extend(

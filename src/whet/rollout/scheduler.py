@@ -175,8 +175,11 @@ class DecodeBackend(Protocol):
         """Rows begin to answer the prompts in these slots: logits [rows, V] of their first token."""
         ...
 
-    def may_extend(self, num_ready: int, num_busy: int) -> bool:
-        """Whether it is worth the while to read on in rows that have something to read, `num_busy` others writing."""
+    def may_extend(self, num_ready: int, num_busy: int, turn_tokens: float) -> bool:
+        """Whether it is worth the while to read on in rows that have something to read, `num_busy` others writing.
+
+        `turn_tokens`: what a turn took so far, on average.
+        """
         ...
 
     def extend(
@@ -477,6 +480,7 @@ class DecodeScheduler:
         self._rows: list[_Occupant | None] = []  # None is free
         self._writing: list[_Occupant | None] = []  # the rows that steps compute; None is not written
         self._num_writing = 0
+        self._num_left, self._left_tokens = 0, 0  # turns that have ended, and their tokens
         self._prompts: dict[tuple[int, ...], _HeldPrompt] = {}
         self._slots: list[_HeldPrompt | None] = [None] * backend.num_slots
         self._kept_rows: dict[int, _Occupant] = {}  # by request, the one that left first in front
@@ -847,7 +851,8 @@ class DecodeScheduler:
 
     def _enter(self) -> None:
         """Let rows that are continued read on, give free rows to requests that wait, and let each draw a token."""
-        if self._ready and self._backend.may_extend(len(self._ready), self._num_writing):
+        turn_tokens = self._num_left and self._left_tokens / self._num_left
+        if self._ready and self._backend.may_extend(len(self._ready), self._num_writing, turn_tokens):
             rows, self._ready = self._ready, []
             self._move_together(rows)
             self._draw_first(rows, self._opened(rows), self._extend(rows))
@@ -974,6 +979,8 @@ class DecodeScheduler:
             own = len(row.request.tokens) - prompt + row.count
             row.experts = self._backend.experts(row.place, _slot(row), prompt, own)
         self._num_writing -= len(gone)
+        self._num_left += len(gone)
+        self._left_tokens += sum(row.count for row in gone)
         rows = numbers_on(self._log.device, [row.place for row in gone])
         width = max(row.count for row in gone) if self._hands_out else self._width
         tokens, logp = self._log.written(rows, width)

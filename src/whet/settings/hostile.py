@@ -18,7 +18,7 @@ def shown(value: Any) -> str:
     """A value as an error line quotes it: short, whatever it is."""
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # an integer of thousands of digits, a list of lists of lists
+    except Exception:  # an integer of thousands of digits, a list of lists of lists, anybody's own `__repr__`
         text = f"a {type(value).__name__} too long to show"
     return text if len(text) <= 60 else f"{text[:57]}..."
 

@@ -29,8 +29,7 @@ from whet.reward.sections import RewardSection, SandboxSection
 from whet.rollout.sections import SamplingSection
 from whet.settings.bounds import MOST_EPOCHS, MOST_HOURS, MOST_ROWS, MOST_SEED, MOST_STEPS
 from whet.settings.hostile import shown
-from whet.settings.layers import flattened, merged, read_toml, validated
-from whet.settings.names import OLD_COMPONENTS, OLD_NUMBERS, SINCE
+from whet.settings.layers import OLD_COMPONENTS, OLD_NUMBERS, SINCE, flattened, merged, read_toml, validated
 from whet.settings.sections import Listed, ObjectiveChanges, Section
 from whet.training.rates import CRITIC, DefaultChoice, adapter_rate, default_rate, default_warmup, published_rate
 from whet.training.sections import (

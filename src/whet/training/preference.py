@@ -33,7 +33,7 @@ from whet.objective.policy import Loss
 from whet.objective.preference.anchor import Zero
 from whet.objective.preference.batch import PairBatch, PairExtras, PairTotals, mismatched_rows, pair_totals
 from whet.objective.preference.objective import PairObjective
-from whet.record.metrics.correlation import length_correlation
+from whet.record.metrics.distribution import length_correlation
 from whet.record.metrics.timer import PhaseTimer
 from whet.training.completion_logp import CompletionScores, LiveReference, ReferenceLogp, score_completions
 from whet.training.distributed.ranks import ALONE, Ranks

@@ -34,9 +34,23 @@ from whet.model.scalar_head import Kind, ScalarModel, scalar_model
 from whet.model.shared_prefix import to_device
 from whet.model.token_logp import packs
 from whet.objective.policy import Loss
-from whet.objective.preference import LabelBatch, LabelLoss, RankBatch, RankLoss, RewardTotals, reward_totals
-from whet.record.metrics.ensemble import label_ensemble_metrics, member_scales, pair_ensemble_metrics, standardized
-from whet.record.metrics.reward_model import outcome_metrics, pair_metrics, step_metrics
+from whet.objective.preference.reward_model import (
+    LabelBatch,
+    LabelLoss,
+    RankBatch,
+    RankLoss,
+    RewardTotals,
+    reward_totals,
+)
+from whet.record.metrics.reward_model import (
+    label_ensemble_metrics,
+    member_scales,
+    outcome_metrics,
+    pair_ensemble_metrics,
+    pair_metrics,
+    standardized,
+    step_metrics,
+)
 from whet.record.metrics.timer import PhaseTimer
 from whet.training.distributed.ranks import ALONE, Ranks
 from whet.training.rows import RowTrainer, rank_batches, sum_micro_batches

@@ -12,8 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whet.data.packing import token_batch, with_demonstrations
-from whet.data.segments import anchors, segments, sentence_ends, with_states, with_turns
+from whet.data.packing import (
+    anchors,
+    segments,
+    sentence_ends,
+    token_batch,
+    with_demonstrations,
+    with_states,
+    with_turns,
+)
 from whet.model.causal_lm import CausalLM
 from whet.model.critic import Critic
 from whet.model.experts import Routers, routers
@@ -30,7 +37,6 @@ from whet.rollout.seed import request_seed
 from whet.training.demonstrations import DemonstrationSource, ShownRow
 from whet.training.distributed.ranks import ALONE, Ranks
 from whet.training.evaluate import Evaluator, PromptScores
-from whet.training.expert_metrics import drift_metrics, expert_counts, load_metrics, replayed_share, used_experts
 from whet.training.optimizer import (
     adamw,
     optimizer_tensors,
@@ -40,25 +46,30 @@ from whet.training.optimizer import (
 )
 from whet.training.sections import BatchSection, OptimizerSection
 from whet.training.step_metrics import (
+    TokenTraces,
     collection_counts,
     critic_metrics,
     deciding_parts,
+    drift_metrics,
     environment_metrics,
     episode_counts,
+    expert_counts,
     group_counts,
     group_staleness,
+    load_metrics,
     mean_rewards,
     outcome_lengths,
     refused_majorities,
     repetition,
+    replayed_share,
     reward_company,
     role_rewards,
     sampler_metrics,
     teacher_metrics,
     uniform_share,
+    used_experts,
 )
 from whet.training.teacher import DistillationSettings, Teacher, taught_rows
-from whet.training.token_traces import TokenTraces
 from whet.training.update import (
     RoutingReplay,
     TrainState,

@@ -2,16 +2,21 @@
 
 A checkpoint holds all that the next step depends on, and how long the logs were when it was written. After a kill the
 logs are cut back to the newest complete checkpoint, so the run that goes on writes what an unbroken one would have.
+
+What each step takes of the machine. Equal runs differ in it, as they do in seconds.
 """
 
 from __future__ import annotations
 
 import math
+import resource
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
@@ -23,21 +28,57 @@ from whet.model.checkpoint import hide, load_checkpoint
 from whet.model.finite import non_finite_weight
 from whet.model.run_models import checkpoint_step, complete_checkpoints
 from whet.record.evaluations import Evaluations, evaluations_of
-from whet.record.health import diagnosis
+from whet.record.health.registry import diagnosis
 from whet.record.log import EvalRecord, RunRecorder, cut_back, eval_records, is_finished, read_metrics, step_reports
 from whet.record.metrics.timer import PhaseTimer
+from whet.record.rows import ThinnedLog
 from whet.record.run_kinds import kind_of
 from whet.record.sections import HealthSection, ReportSection
-from whet.record.thinning import ThinnedLog
 from whet.training.distributed.agreement import agree_on_step
 from whet.training.distributed.ranks import ALONE, Ranks
 from whet.training.distributed.sharded_checkpoint import is_sharded, load_sharded
 from whet.training.evaluate import PromptScores
 from whet.training.health_actions import HealthAction, HealthWatch
-from whet.training.machine import MachineMeter
 from whet.training.saving import Savable, Saver
 from whet.training.stopping import EarlyEnd, TimeBudget, no_new_best
 from whet.types import Prompt, RunFailed, Sample, StepReport
+
+GIB = 2**30
+OWN_MEMORY = Path("/proc/self/statm")
+
+
+class MachineMeter:
+    """Reads, from one step to the next, the cores and memory of this process and the memory and use of its GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._gpu = device if device.type == "cuda" else None
+        self._can_tell_use = find_spec("pynvml") is not None
+        self._before = self._clocks()
+
+    def read(self) -> dict[str, float]:
+        """`cores` that were busy on average since the last reading, `memory` and `gpu_memory` in GiB, `gpu_use` as a
+        share; what the system does not tell is left out."""
+        wall, spent = (now - before for now, before in zip(self._clocks(), self._before, strict=True))
+        self._before = self._clocks()
+        values = {"cores": spent / wall} if wall > 0 else {}
+        try:
+            pages = int(OWN_MEMORY.read_text().split()[1])
+        except (OSError, ValueError, IndexError):
+            pages = 0
+        if pages:
+            values["memory"] = pages * resource.getpagesize() / GIB
+        if self._gpu is not None:
+            free, total = torch.cuda.mem_get_info(self._gpu)
+            values["gpu_memory"] = (total - free) / GIB
+            if self._can_tell_use:
+                values["gpu_use"] = torch.cuda.utilization(self._gpu) / 100
+        return values
+
+    @staticmethod
+    def _clocks() -> tuple[float, float]:
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        return time.perf_counter(), usage.ru_utime + usage.ru_stime
+
 
 STOP = "stop"  # what a callback returns to end the run
 STOPPING_EVENTS = ("stepped", "evaluated")

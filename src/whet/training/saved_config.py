@@ -12,8 +12,7 @@ from whet.data.benchmarks import BENCHMARKS
 from whet.data.choices import CHOICES
 from whet.data.source import MIX
 from whet.record.run_folder import CONFIG, LOCK, claimed_place, was_cut_off, write_atomically
-from whet.settings.layers import read_toml
-from whet.settings.names import translated
+from whet.settings.layers import read_toml, translated
 from whet.training.config import Config, differing_keys, resolved, toml_text
 from whet.training.run_inputs import INPUTS, started_in
 from whet.types import WhetError

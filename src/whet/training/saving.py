@@ -20,9 +20,16 @@ import torch
 from torch import Tensor
 
 from whet.model.checkpoint import empty_partial, prune_checkpoints, remove_leftovers, remove_model
-from whet.model.host_memory import HostMemory
 from whet.model.run_models import BEST, CHECKPOINTS, FINAL, MODELS, about_model, checkpoint_name, complete_checkpoints
-from whet.model.snapshot import SaveFailed, naming, reserve_memory, take_snapshot, tokenizer_texts, write_snapshot
+from whet.model.snapshot import (
+    HostMemory,
+    SaveFailed,
+    naming,
+    reserve_memory,
+    take_snapshot,
+    tokenizer_texts,
+    write_snapshot,
+)
 from whet.model.tensor_files import Abandoned
 from whet.record.run_kinds import kind_of
 from whet.record.sections import ReportSection

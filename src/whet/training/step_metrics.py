@@ -1,35 +1,150 @@
-"""What a step of reinforcement learning reports: counts, mean rewards, and how far sampler and trainer are apart."""
+"""What a step of reinforcement learning reports: counts, mean rewards, and how far sampler and trainer are apart.
+
+How the experts of a mixture are used, and how far two passes over the same tokens disagree about them. Pure.
+
+A table of experts is [N, T, layers, k], -1 where nothing is known of a token. The order of the k is no difference.
+
+What became of the tokens of the samples that a run records: their advantage, weight and log-probability.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 
 import torch
 from torch import Tensor
 
 from whet.model.token_logp import TokenScores
-from whet.record.metrics.correlation import pearson
+from whet.objective import Objective
+from whet.record.metrics.distribution import pearson
 from whet.reward.answer import final_answer, normal_form
 from whet.rollout.buffer import RolloutBatch
 from whet.rollout.episode_runner import PlayNotes
-from whet.types import Group, Sample, StopReason, TokenBatch
+from whet.types import Group, Prompt, Sample, StopReason, TokenBatch, TokenTrace
+
+
+def used_experts(chosen: Tensor, replay: Tensor | None) -> Tensor:
+    """The experts that a pass went through: those it was told, else its own; -1 for tokens it did not compute."""
+    return chosen if replay is None else torch.where((replay < 0) | (chosen < 0), chosen, replay.to(chosen.dtype))
+
+
+def expert_counts(used: Tensor, num_experts: int) -> Tensor:
+    """int64 [layers, num_experts]: how many tokens each expert was given."""
+    layers = used.shape[2]
+    chosen = used[(used >= 0).all(-1).all(-1)].long()  # [tokens, layers, k]
+    flat = chosen + torch.arange(layers)[None, :, None] * num_experts
+    return torch.bincount(flat.flatten(), minlength=layers * num_experts).view(layers, num_experts)
+
+
+def load_metrics(counts: Tensor) -> dict[str, float]:
+    """Expert load, averaged over layers: the busiest expert's load relative to the mean, the evenness (entropy over its
+    greatest value, 1 is even), and the share of all experts that got no token."""
+    total = counts.sum(-1, keepdim=True)
+    if not bool(total.all()):
+        return {}
+    share = counts.double() / total
+    evenness = torch.special.entr(share).sum(-1) / torch.log(torch.tensor(float(counts.shape[-1])))
+    return {
+        "expert_load_max": float((share.amax(-1) * counts.shape[-1]).mean()),
+        "expert_load_evenness": float(evenness.mean()),
+        "dead_experts": float((counts == 0).double().mean()),
+    }
+
+
+def disagreement(first: Tensor, second: Tensor) -> tuple[float, float] | None:
+    """The share of tokens with other experts in at least one layer, and that of (token, layer); of tokens that both
+    tables know. None where there are none."""
+    known = ((first >= 0) & (second >= 0)).all(-1).all(-1)
+    if not bool(known.any()):
+        return None
+    differs = (first[known].sort(-1).values != second[known].sort(-1).values).any(-1)  # [tokens, layers]
+    return float(differs.any(-1).double().mean()), float(differs.double().mean())
+
+
+def drift_metrics(name: str, first: Tensor | None, second: Tensor | None) -> dict[str, float]:
+    """`name`: share of tokens whose experts differ somewhere; `name_layers`: share of (token, layer)."""
+    if first is None or second is None:
+        return {}
+    drift = disagreement(first, second)
+    return {} if drift is None else {name: drift[0], f"{name}_layers": drift[1]}
+
+
+def replayed_share(chosen: Tensor, replay: Tensor | None) -> dict[str, float]:
+    """The share of computed tokens whose experts were replayed; nothing without a replay."""
+    if replay is None:
+        return {}
+    computed, replayed = (chosen >= 0).all(-1).all(-1), (replay >= 0).all(-1).all(-1)
+    return {"replayed_experts": float((replayed & computed).sum() / computed.sum().clamp(min=1))}
+
+
+class TokenTraces:
+    """The token traces of some rows of a step's batch, gathered over its updates. It changes no value of the batch."""
+
+    def __init__(self, batch: TokenBatch, rows: Sequence[int]) -> None:
+        """`batch` as `Objective.advantage` left it; `rows` are places of its samples."""
+        self._rows = list(rows)
+        self._advantage = self._old = None
+        if self._rows:
+            chosen = torch.tensor(self._rows)
+            self._advantage = None if batch.advantage is None else batch.advantage[chosen].float()
+            self._old = None if batch.old_logp is None else batch.old_logp[chosen].float()
+        self._weight: dict[int, Tensor] = {}
+        self._logp: dict[int, Tensor] = {}
+
+    def add(
+        self, objective: Objective, batch: TokenBatch, rows: Sequence[int], logp: Tensor, only_critic: bool = False
+    ) -> None:
+        """An update on these rows of the step, `batch` and the `logp` it saw; in a critic's warm-up no token counts."""
+        number_of = {row: number for number, row in enumerate(rows)}
+        concerned = [row for row in self._rows if row in number_of]
+        if not concerned or batch.advantage is None:
+            return
+        chosen = torch.tensor([number_of[row] for row in concerned])
+        light = replace(batch, support=None, routed_experts=None, old_experts=None)  # wide, and no rule looks at them
+        part, seen = light.select(chosen), logp[chosen]
+        weight = torch.zeros_like(seen) if only_critic else objective.token_weight(part, seen)
+        for row, row_weight, row_logp in zip(concerned, weight.float(), seen.float(), strict=True):
+            self._weight[row] = row_weight
+            self._logp.setdefault(row, row_logp)
+
+    def on(self, samples: Sequence[tuple[Prompt, Sample]]) -> list[tuple[Prompt, Sample]]:
+        """The step's samples, those with a trace carrying it."""
+        traced = list(samples)
+        if self._advantage is None:
+            return traced
+        for number, row in enumerate(self._rows):
+            if row not in self._weight:
+                continue
+            prompt, sample = traced[row]
+            logp = self._logp[row] if self._old is None else self._old[number]
+            known = [
+                torch.where(sample.action, values[: len(sample.tokens)], 0.0)
+                for values in (self._advantage[number], self._weight[row], logp)
+            ]
+            traced[row] = (prompt, replace(sample, trace=TokenTrace(*known)))
+        return traced
+
 
 RUN = 4  # tokens that are compared with the rest of their completion
 FEWEST_COMPARED = 12  # tokens of a completion in which something can repeat
-MOST_COMPARED = 256  # completions of a step
-FEWEST_VOTES, MOST_VOTED = 4, 32  # completions of a group, and groups of a step, that vote on an answer
+MOST_COMPARED = 64  # completions of a step: the device waits meanwhile
+FEWEST_VOTES, MOST_VOTED = 4, 16  # completions of a group, and groups of a step, that vote on an answer
 AGREED = 0.75  # of a group's completions that give one answer
 
 
 def group_counts(groups: Sequence[Group]) -> dict[str, int]:
-    """Counts of prompts, samples and tokens, and how many samples were cut off or unscorable."""
+    """Counts of prompts, samples and tokens, and how many samples were cut off or unscorable. A token that several
+    leaves of an episode share was written once."""
     samples = [sample for group in groups for sample in group.samples]
+    shared = tree_counts(samples).get("shared_tokens", 0)
     return {
         "prompts": len(groups),
         "samples": len(samples),
-        "tokens": sum(sample.num_actions for sample in samples),
+        "tokens": sum(sample.num_actions for sample in samples) - shared,
         "truncated": sum(sample.stop.is_limit for sample in samples),
         "unscorable": sum(sample.reward is None for sample in samples),
     }
@@ -45,11 +160,23 @@ def episode_counts(groups: Sequence[Group], played: PlayNotes) -> dict[str, int]
             counts.update(turn.counts)
         if sample.stop.is_limit or sample.stop is StopReason.FAILED:
             counts[f"ended_by_{sample.stop}"] += 1
+    counts.update(tree_counts(samples))
     if samples:
         counts["observed_tokens"] = sum(
             len(episode.tokens) - _first(episode) - episode.num_actions for episode in samples
         )
     return dict(sorted(counts.items()))
+
+
+def tree_counts(samples: Sequence[Sample]) -> dict[str, int]:
+    """Of episodes that branch: how many there are, and the tokens of turns that leaves share, counted for each leaf
+    after the first: what as many separate episodes would have written in addition. Nothing where none branches."""
+    turns = [(sample.episode, turn) for sample in samples for turn in sample.turns if turn.node is not None]
+    if not turns:
+        return {}
+    written = {(episode, turn.node): turn.stop - turn.start for episode, turn in turns}
+    tokens = sum(turn.stop - turn.start for _, turn in turns)
+    return {"episodes": len({sample.episode for sample in samples}), "shared_tokens": tokens - sum(written.values())}
 
 
 def _first(sample: Sample) -> int:
@@ -84,13 +211,36 @@ def collection_counts(rollout: RolloutBatch, groups: Sequence[Group]) -> dict[st
 
 
 def mean_rewards(groups: Sequence[Group]) -> dict[str, float]:
-    """`total` and each part: means over the scored samples that it applies to."""
+    """`total` and each part: means over the scored samples that it applies to; the leaves of a tree count as one."""
     samples = [sample for group in groups for sample in group.samples if sample.reward is not None]
     if not samples:
         return {"total": float("nan")}
+    weights = leaf_weights(samples)
+
+    def mean(values: Sequence[float | None]) -> float:
+        known = [(value, weight) for value, weight in zip(values, weights, strict=True) if value is not None]
+        return fmean([value for value, _ in known], [weight for _, weight in known])
+
     names = dict.fromkeys(name for sample in samples for name in sample.parts)
-    parts = {name: fmean([sample.parts[name] for sample in samples if name in sample.parts]) for name in names}
-    return {"total": fmean([sample.reward for sample in samples if sample.reward is not None]), **parts}
+    parts = {name: mean([sample.parts.get(name) for sample in samples]) for name in names}
+    return {"total": mean([sample.reward for sample in samples]), **parts}
+
+
+def leaf_weights(samples: Sequence[Sample]) -> list[float]:
+    """What each sample counts: the leaves of a tree by the draws on their way (`whet.objective.tree`), others 1."""
+    ways = [
+        (sample.episode, *(turn.node for turn in sample.turns if turn.node is not None)) if sample.turns else ()
+        for sample in samples
+    ]
+    following: dict[tuple[object, ...], set[object]] = {}
+    for number, way in enumerate(ways):
+        for length in range(1, len(way) + 1):
+            following.setdefault(way[:length], set()).add(way[length] if length < len(way) else ("end", number))
+    has_tree = [len(way) > 1 for way in ways]
+    return [
+        math.prod(1 / len(following[way[:length]]) for length in range(1, len(way) + 1)) if of_tree else 1.0
+        for way, of_tree in zip(ways, has_tree, strict=True)
+    ]
 
 
 def reward_company(batch: TokenBatch) -> dict[str, float]:
@@ -156,7 +306,7 @@ def _centred(values: Tensor, group: Tensor, known: Tensor) -> Tensor:
 
 
 def repetition(groups: Sequence[Group]) -> dict[str, float]:
-    """The share of a completion's runs of four tokens that it has written before, on average; of up to 256 completions.
+    """The share of a completion's runs of four tokens that it has written before, on average; of up to 64 completions.
 
     Nothing where all are too short to tell.
     """

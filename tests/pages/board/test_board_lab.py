@@ -11,7 +11,7 @@ from tests.support.lab_visit import READY, settle, until
 from whet.pages.board import lab
 from whet.pages.board.serve import BoardServer
 from whet.pages.board.server import Board
-from whet.pages.lab.experiments import experiment_named, experiments
+from whet.pages.lab.page import experiment_named, experiments
 
 
 @pytest.fixture(scope="module")

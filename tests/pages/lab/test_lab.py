@@ -12,8 +12,7 @@ from whet.objective import AXES, PAIR_PRESETS, PRESETS
 from whet.objective.clip import PPOClip
 from whet.pages.lab import bandit, groups, kl_estimates, lookahead, preferences, ratio_noise, shares
 from whet.pages.lab.experiment import Experiment, LabChart, LabTable, Selector, Slider, applies, chart_spec, line
-from whet.pages.lab.experiments import experiment_named, experiments
-from whet.pages.lab.page import packed, static_page, unpacked, written_tables
+from whet.pages.lab.page import experiment_named, experiments, packed, static_page, unpacked, written_tables
 from whet.pages.lab.rare_token import TOKENS, lifted
 from whet.types import WhetError
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.browsing import MISSING, opened_page
 from tests.support.lab_visit import READY, settle, until
-from whet.pages.lab.experiments import experiment_named, experiments
+from whet.pages.lab.page import experiment_named, experiments
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(bool(MISSING), reason=MISSING)]
 PAGE = Path(__file__).parents[3] / "docs" / "lab.html"

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from whet.pages.lab import __main__ as command
-from whet.pages.lab.experiments import experiment_named, experiments
-from whet.pages.lab.page import packed, static_page, unpacked, written_tables
+from whet.pages.lab.page import experiment_named, experiments, packed, static_page, unpacked, written_tables
 from whet.pages.render import ASSETS, TEMPLATES
 
 PAGE = Path(__file__).parents[3] / "docs" / "lab.html"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.doctor.streams import MOVING, SETTINGS, Stream, row_reports
+from benchmarks.doctor.streams import MOVING, PAIRS, SCORES, SETTINGS, Stream, row_reports
 from benchmarks.run_archive import ARCHIVES, read_archive
 from whet.record.evaluations import evaluations_of
-from whet.record.health import FindingSpan, Story, findings, story_of
+from whet.record.health.finding import FindingSpan
+from whet.record.health.registry import findings
+from whet.record.health.story import Story, story_of
 from whet.record.log import eval_records, step_reports
 
 
@@ -94,25 +96,11 @@ def test_a_plateau_is_told_and_what_rose_and_fell_is_not_taken_for_it() -> None:
 
 
 def test_slow_runs_on_rows_are_left_in_peace_too() -> None:
-    pairs = {
-        "chosen_logp": ((1, -50.0), (200, -60.0)),
-        "rejected_logp": ((1, -50.0), (200, -75.0)),
-        "chosen_mean_logp": ((1, -1.0), (200, -1.2)),
-        "margin": ((1, 0.001), (200, 0.5)),
-        "accuracy": ((1, 0.5), (200, 0.68)),
-        "drift": ((1, 0.001), (200, 8.0)),
-        "loss": ((1, 0.69), (200, 0.55)),
-        "chosen_length": ((1, 50.0), (200, 50.0)),
-    }
     kinds = {
         "sft": {"loss": ((1, 1.4), (60, 1.1), (200, 1.05))},
         "sft at its plateau": {"loss": ((1, 1.0), (200, 1.0))},
-        "dpo": pairs,
-        "reward model": {
-            "loss": ((1, 0.7), (200, 0.6)),
-            "accuracy": ((1, 0.5), (200, 0.68)),
-            "score": ((1, 0.1), (200, 0.3)),
-        },
+        "dpo": PAIRS,
+        "reward model": SCORES,
     }
     alarmed = {
         (kind, seed, count): finding.name

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from tests.support.for_every import for_every
-from whet.record.metrics.correlation import kappa
+from whet.record.metrics.distribution import kappa
 
 
 @for_every(

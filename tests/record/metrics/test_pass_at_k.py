@@ -8,11 +8,20 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from whet.record.metrics.calibration import calibration_of, token_confidence, vote_confidence
-from whet.record.metrics.intervals import estimate, mean_estimate, share_estimate, share_interval
-from whet.record.metrics.paired import changed_interval, mcnemar_p, paired_t, paired_test, paired_tests
+from whet.record.metrics.intervals import (
+    changed_interval,
+    estimate,
+    mcnemar_p,
+    mean_estimate,
+    paired_t,
+    paired_test,
+    paired_tests,
+    share_estimate,
+    share_interval,
+    t_quantile,
+)
 from whet.record.metrics.pass_at_k import accuracy_estimate, pass_at_k, pass_curve, vote_curve
-from whet.record.metrics.significance import t_quantile
+from whet.record.metrics.reward_model import calibration_of, token_confidence, vote_confidence
 
 
 def drawn(seed, prompts, samples, alpha, beta):

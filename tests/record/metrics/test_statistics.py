@@ -4,26 +4,34 @@ import math
 
 import pytest
 
-from whet.record.metrics.correlation import (
+from whet.record.metrics.distribution import (
     correlations,
+    distribution,
+    flat_shares,
+    histogram,
+    is_flat,
     length_correlation,
     pearson,
     pearson_from_moments,
+    quantile,
     ranks,
+    reward_spread,
     spearman,
 )
-from whet.record.metrics.distribution import distribution, flat_shares, histogram, is_flat, quantile, reward_spread
-from whet.record.metrics.ensemble import (
+from whet.record.metrics.intervals import corrected, incomplete_beta, more_right_p, share_interval, two_sided_p, welch_p
+from whet.record.metrics.reward_model import (
+    area_under_curve,
+    calibration,
     disagreement,
     ensemble_score,
     label_ensemble_metrics,
     member_scales,
+    outcome_metrics,
     pair_ensemble_metrics,
+    pair_metrics,
     standardized,
+    step_metrics,
 )
-from whet.record.metrics.intervals import share_interval
-from whet.record.metrics.reward_model import area_under_curve, calibration, outcome_metrics, pair_metrics, step_metrics
-from whet.record.metrics.significance import corrected, incomplete_beta, more_right_p, two_sided_p, welch_p
 
 
 def test_pearson_by_hand_and_by_moments():

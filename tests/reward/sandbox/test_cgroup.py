@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from whet.reward.sandbox import Limits, ProgramJob, Sandbox, cgroup
+from whet.reward.sandbox import cgroup
 from whet.reward.sandbox.cgroup import MEGABYTE, PREFIX, SLACK, folders_above, make_group
+from whet.reward.sandbox.job import Limits, ProgramJob
+from whet.reward.sandbox.pool import Sandbox
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="cgroups are Linux ones")
 

@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.trust._weaker import environment, interpreter
-from whet.reward.sandbox import Limits, ProgramJob, Sandbox, UnitTestJob, require_isolation, requirement
+from whet.reward.sandbox import requirement
+from whet.reward.sandbox.job import Limits, ProgramJob, UnitTestJob
+from whet.reward.sandbox.pool import Sandbox
 from whet.reward.sandbox.requirement import (
     ALWAYS,
     MECHANISMS,
@@ -22,6 +24,7 @@ from whet.reward.sandbox.requirement import (
     isolation_given,
     isolation_warnings,
     reason,
+    require_isolation,
 )
 from whet.types import WhetError
 
@@ -50,7 +53,8 @@ def machine_without(missing: str, source: str) -> subprocess.CompletedProcess:
 
 RUN = """
 import json
-from whet.reward.sandbox import ProgramJob, Sandbox
+from whet.reward.sandbox.job import ProgramJob
+from whet.reward.sandbox.pool import Sandbox
 from whet.reward.sandbox.requirement import isolation_given
 from whet.types import WhetError
 for require in ("any", "namespaces", "landlock", "none"):
@@ -152,7 +156,7 @@ def test_every_run_is_told(caplog, monkeypatch):
     def weak_pool(workers: int = 0) -> Sandbox:
         return pools.setdefault(workers, Sandbox(1, without=("namespaces", "landlock")))
 
-    monkeypatch.setattr("whet.reward.sandbox.shared_sandbox", weak_pool)
+    monkeypatch.setattr("whet.reward.sandbox.pool.shared_sandbox", weak_pool)
     parts = [RewardPart(find_reward("cosine_length", {"accuracy": "code_tests", "max_tokens": 9}))]
     with pytest.raises(WhetError, match=r"sandbox\.require=none"):
         rewards.start_sandbox(parts, "any")

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
-from whet.reward.sandbox import JobResult, Limits, Sandbox, UnitTestJob, plain
+from whet.reward.sandbox import plain
+from whet.reward.sandbox.job import JobResult, Limits, UnitTestJob
+from whet.reward.sandbox.pool import Sandbox
 from whet.reward.sandbox.wire import LARGEST_PLAIN, packed
 
-SMALL = Limits(cpu_seconds=1, wall_seconds=5.0, memory_mb=128)
+SMALL = Limits(cpu_seconds=0.5, wall_seconds=5.0, memory_mb=128)
 
 
 @pytest.fixture(scope="module")

@@ -16,13 +16,14 @@ from pathlib import Path
 import pytest
 
 import whet
-from whet.reward.sandbox import JobResult, Limits, ProgramJob, Sandbox, active_protections
-from whet.reward.sandbox.protections import num_jobs_left
+from whet.reward.sandbox.job import JobResult, Limits, ProgramJob
+from whet.reward.sandbox.pool import Sandbox
+from whet.reward.sandbox.protections import active_protections, num_jobs_left
 from whet.types import WhetError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the attacks are Linux ones")
 
-SMALL = Limits(cpu_seconds=1, wall_seconds=6.0, memory_mb=96, file_mb=1, processes=8, output_kb=64)
+SMALL = Limits(cpu_seconds=0.5, wall_seconds=6.0, memory_mb=96, file_mb=1, processes=8, output_kb=64)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +86,7 @@ def test_common_ways_to_write_programs_work(sandbox):
 def test_infinite_loop(sandbox):
     started = time.monotonic()
     found = ran(sandbox, "while True: pass")
-    assert found.exit_code < 0 and 0.5 < found.processor_seconds < 3
+    assert found.exit_code < 0 and 0.3 < found.processor_seconds < 3
     assert time.monotonic() - started < 6
 
 
@@ -382,7 +383,8 @@ def test_a_forked_process_gets_workers_of_its_own(sandbox):
 def test_workers_end_with_the_process_that_started_them():
     script = """
     import os, signal, sys
-    from whet.reward.sandbox import ProgramJob, Sandbox
+    from whet.reward.sandbox.job import ProgramJob
+    from whet.reward.sandbox.pool import Sandbox
     pool = Sandbox(1)
     assert pool.run([ProgramJob("print(1)")])[0].stdout == "1\\n"
     print(pool.workers[0].process.pid, flush=True)

@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from whet.reward import sandbox as package
-from whet.reward.sandbox import Limits, ProgramJob, Sandbox, UnitTestJob, active_protections, isolation
-from whet.reward.sandbox.protections import num_jobs_left
+from whet.reward.sandbox import isolation
+from whet.reward.sandbox.job import Limits, ProgramJob, UnitTestJob
+from whet.reward.sandbox.pool import Sandbox
+from whet.reward.sandbox.protections import active_protections, num_jobs_left
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the protections are Linux ones")
 
@@ -164,7 +166,8 @@ def test_files_together_have_a_limit_without_a_file_system_of_their_own(source):
 def test_a_killed_trainer_leaves_no_folder_behind(tmp_path):
     script = """
     import os, signal
-    from whet.reward.sandbox import ProgramJob, Sandbox
+    from whet.reward.sandbox.job import ProgramJob
+    from whet.reward.sandbox.pool import Sandbox
     pool = Sandbox(1, without=("namespaces",))
     pool.run([ProgramJob("open('left', 'w').write('x')")])
     print(os.listdir(os.environ["TMPDIR"]), flush=True)

@@ -14,14 +14,15 @@ from typing import Any
 
 import pytest
 
-from whet.reward.sandbox import JobResult, Limits, Sandbox, UnitTestJob
+from whet.reward.sandbox.job import JobResult, Limits, UnitTestJob
 from whet.reward.sandbox.literal import NotPlain, nodes_of, value_of
+from whet.reward.sandbox.pool import Sandbox
 from whet.reward.sandbox.suite import expected_names
 from whet.reward.sandbox.suite_runner import equals
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the attacks are Linux ones")
 
-SMALL = Limits(cpu_seconds=1, wall_seconds=5.0, memory_mb=128)
+SMALL = Limits(cpu_seconds=0.5, wall_seconds=5.0, memory_mb=128)
 ASSERTIONS = ["assert f(2) == 4", "assert f(3) == 9", "assert f(-41) == 1681"]
 CHECK = """
 def check(candidate):
@@ -376,7 +377,8 @@ def test_tests_that_do_not_compile_are_told_and_harm_no_other_job(sandbox):
 def test_a_trainer_that_runs_without_assertions_still_sends_them():
     check = "def check(candidate):\n    assert candidate(1) == 1\n"
     script = f"""
-from whet.reward.sandbox import Sandbox, UnitTestJob
+from whet.reward.sandbox.job import UnitTestJob
+from whet.reward.sandbox.pool import Sandbox
 specs = [{{"form": "program", "program": {check!r}}}, {{"form": "assertions", "tests": ["assert not f(1)"]}}]
 with Sandbox(1) as pool:
     print([result.passed for result in pool.run([UnitTestJob(("def f(x): return 7",), spec) for spec in specs])])

@@ -7,9 +7,8 @@ import pytest
 
 from tests.support.for_every import for_every
 from whet.data.tasks import TASKS
-from whet.data.tasks.reviewed import compared, fault_of, reviewed_completions
-from whet.record.metrics.intervals import share_interval
-from whet.record.metrics.significance import shares_apart
+from whet.data.tasks.contrast import compared, fault_of, reviewed_completions
+from whet.record.metrics.intervals import share_interval, shares_apart
 from whet.tools.pipelines.library.self_judging import (
     JUDGE_LEAST,
     LONGER,

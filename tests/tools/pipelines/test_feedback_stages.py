@@ -8,8 +8,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from whet.data import demonstrations_from, read_rows
 from whet.data.pairs import preferences_from
+from whet.data.prompts import demonstrations_from
+from whet.data.source import read_rows
 from whet.tools.pipelines.library import (
     CollapseEntry,
     ConductEntry,

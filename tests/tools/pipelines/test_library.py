@@ -27,7 +27,7 @@ from whet.tools.pipelines.registry import FilePipelineSettings, entry_of, file_e
 from whet.tools.pipelines.runner import plan_lines, run_pipeline
 from whet.tools.pipelines.settings import PipelineSettings
 from whet.tools.pipelines.stages import Stage, StageCost, StagePlan, read_json_lines, stage_fingerprints
-from whet.tools.planner.machines import devices
+from whet.tools.planner.workload import devices
 from whet.training.config import resolved
 from whet.types import WhetError
 

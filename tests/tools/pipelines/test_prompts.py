@@ -5,7 +5,7 @@ import json
 from dataclasses import astuple
 
 from whet.data.tasks import TASKS
-from whet.data.tasks.reviewed import reviewed_completions
+from whet.data.tasks.contrast import reviewed_completions
 from whet.tools.pipelines.library.constitution import (
     GENERAL,
     NOTHING_WRONG,

@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from tests.support.for_every import for_every
 from whet.cli import app
-from whet.data import read_rows
 from whet.data.pairs import preferences_from
+from whet.data.source import read_rows
 from whet.record.metrics.win_rate import WinRate
 from whet.tools.pipelines.library.pairs import prompt_key
 from whet.tools.pipelines.library.phases import kept_verdict

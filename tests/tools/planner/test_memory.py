@@ -8,11 +8,10 @@ import pytest
 
 from tests.support.for_every import for_every
 from whet.tools.planner import memory
-from whet.tools.planner.machines import Devices, devices
 from whet.tools.planner.memory import PHASES, memory_plan
 from whet.tools.planner.plan import plan_for, plan_record, plan_text
 from whet.tools.planner.shapes import NAMED
-from whet.tools.planner.workload import Workload
+from whet.tools.planner.workload import Devices, Workload, devices
 from whet.types import WhetError
 
 RESULTS = Path(__file__).parents[3] / "results"

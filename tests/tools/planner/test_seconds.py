@@ -7,9 +7,9 @@ import pytest
 
 from whet.record.speed import RolloutShape, training_operations
 from whet.tools.planner import seconds as measured
-from whet.tools.planner.machines import devices
 from whet.tools.planner.seconds import rates, rollout_seconds, training_rate, training_seconds
 from whet.tools.planner.shapes import NAMED
+from whet.tools.planner.workload import devices
 
 ROOT = Path(__file__).parents[3]
 SHAPES = {"135m": NAMED["smollm2-135m"], "1.5b": NAMED["qwen2.5-1.5b"], "7b": NAMED["qwen2.5-7b"]}

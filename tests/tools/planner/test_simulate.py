@@ -103,9 +103,8 @@ def test_an_empty_cluster_is_refused():
 
 def test_layouts_of_a_cluster_are_compared():
     from whet.tools.planner.cluster import ClusterOptions, cluster_plan, cluster_record, cluster_text
-    from whet.tools.planner.machines import devices
     from whet.tools.planner.shapes import NAMED
-    from whet.tools.planner.workload import Workload
+    from whet.tools.planner.workload import Workload, devices
 
     work = Workload(NAMED["qwen2.5-1.5b"], prompts_per_step=32, group_size=4, completion_tokens=1024)
     found = cluster_plan(work, devices("8xH100"), ClusterOptions(steps=3))

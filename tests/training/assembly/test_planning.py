@@ -8,8 +8,8 @@ from whet import api
 from whet.api.planning import plan
 from whet.tools.planner import from_config as planning
 from whet.tools.planner.from_config import device_plan, memory_facts, refuse_too_large, workload
-from whet.tools.planner.machines import Devices
 from whet.tools.planner.shapes import NAMED
+from whet.tools.planner.workload import Devices
 from whet.training.assembly import assembly
 from whet.training.config import resolved
 from whet.types import Prompt, WhetError

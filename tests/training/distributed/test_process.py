@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from whet.training.distributed.process import ProcessPlace, _started
+from whet.training.distributed.launch import ProcessPlace, _started
 
 
 @pytest.fixture

@@ -22,13 +22,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from whet.data.syntax import expression
-from whet.data.tool_syntax import BROKEN, ToolCall, named
-from whet.envs.adapters.calling import Calling
-from whet.envs.adapters.optional import optional
-from whet.envs.adapters.seeds import seed_of
+from whet.data.tool_syntax import BROKEN, ToolCall, expression, named
+from whet.envs.adapters.optional import optional, seed_of
 from whet.envs.tools.environment import CallFormat
-from whet.envs.tools.formats import call_format_of
+from whet.envs.tools.formats import Calling, call_format_of
 from whet.types import Completion, InitialObservation, Message, Prompt, StepResult, WhetError, did_you_mean
 
 INSTALL = "pip install --no-deps bfcl-eval==2026.3.23 and pip install mpmath"

@@ -5,6 +5,8 @@ info), or (observation, reward, done, info) as it was before. A completion is th
 `Discrete`, it is the last number or name of an action in the completion; for other spaces give a function `action`.
 Observations must be texts: give a function `observation` for others, or `observation="render"` for an environment
 that renders itself as text.
+
+The games of gem (`game:GuessTheNumber-v0-easy`, `game:Sudoku-v0-hard`, ...): Gymnasium's interface over texts.
 """
 
 from __future__ import annotations
@@ -15,12 +17,20 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from whet.envs.adapters.answers import flag, number, opened, text
-from whet.envs.adapters.optional import cannot_be_made, function_of, optional
-from whet.envs.adapters.randomness import OwnRandom
-from whet.envs.adapters.seeds import seed_of
+from whet.envs.adapters.optional import (
+    OwnRandom,
+    cannot_be_made,
+    flag,
+    function_of,
+    number,
+    opened,
+    optional,
+    quiet,
+    seed_of,
+    text,
+)
 from whet.registry import error_text
-from whet.types import Completion, InitialObservation, Prompt, StepResult, WhetError
+from whet.types import Completion, InitialObservation, Prompt, StepResult, WhetError, did_you_mean
 
 RENDER = "render"
 COLOURED = re.compile(r"\x1b\[[0-9;]*m(.*?)\x1b\[0m", re.DOTALL)
@@ -39,6 +49,7 @@ class StepEnvironment:
     """
 
     answers_as = "user"
+    replays = True  # from the seed of its row; many such environments cannot be copied
 
     def __init__(
         self,
@@ -210,3 +221,21 @@ def _takes(method: Callable[..., Any], name: str) -> bool:
 
 def _user(content: str) -> tuple[dict[str, str], ...]:
     return ({"role": "user", "content": content},)
+
+
+INSTALL = "pip install --no-deps gem-llm==0.1.0 and pip install nltk msgspec 'whet[tasks]'"
+
+
+def gem_environment(id: str, *, names_states: bool = False, **settings: Any) -> StepEnvironment:
+    """A registered environment of gem; `settings` are its own. All of them draw from the shared generators."""
+    with optional("gem", INSTALL):
+        import gem
+        from gem.envs.registration import ENV_REGISTRY
+    if id not in ENV_REGISTRY:
+        raise WhetError(f"gem has no environment {id!r}{did_you_mean(id, ENV_REGISTRY)}; gem.print_envs() lists them")
+    try:
+        with OwnRandom(0)(), quiet():  # the games are reset once when they are made
+            env = gem.make(id, **settings)
+    except Exception as error:
+        raise cannot_be_made(f"gem's {id!r}", error, "check its settings, or choose another") from error
+    return StepEnvironment(env, shares_random=True, names_states=names_states, name=id)

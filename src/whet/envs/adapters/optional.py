@@ -1,16 +1,142 @@
-"""Packages that not every environment needs."""
+"""What the adapters share: optional packages, seeds and random numbers of an episode, and the form of an answer.
+
+Packages that not every environment needs.
+
+Random numbers of one episode, for packages that draw from the generators which a whole process shares.
+
+Many games call `random.seed` when they are reset and `random.choice` while they are played. Played side by side, each
+would change the others' numbers, and the trainer's own. So the calls into such a game run one after the other, each
+with the game's own state of the shared generators, and leave them as they were found.
+
+Which task an episode plays: every sample of a prompt plays the same one.
+
+What other people's environments answer, checked: a wrong type is an error that names it, never a silent `str()`.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import logging
+import math
+import random
 import re
-from collections.abc import Callable, Iterator
+import threading
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from whet.data.seeds import SEED
 from whet.registry import error_text, imported
-from whet.types import WhetError
+from whet.types import Message, Prompt, WhetError
+
+_ONE_AT_A_TIME = threading.RLock()
+
+
+class OwnRandom:
+    """The state of Python's and numpy's shared generators as one episode has left them."""
+
+    def __init__(self, seed: int) -> None:
+        import numpy  # a command that only names an environment does without
+
+        self._state: tuple[Any, Any] = (
+            random.Random(seed).getstate(),
+            numpy.random.RandomState(seed % 2**32).get_state(),
+        )
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[None]:
+        """While the block runs, the shared generators are this episode's."""
+        import numpy
+
+        with _ONE_AT_A_TIME:
+            others = random.getstate(), numpy.random.get_state()
+            _set(self._state)
+            try:
+                yield
+            finally:
+                self._state = random.getstate(), numpy.random.get_state()
+                _set(others)
+
+
+def _set(state: tuple[Any, Any]) -> None:
+    import numpy
+
+    random.setstate(state[0])
+    numpy.random.set_state(state[1])
+
+
+def seed_of(prompt: Prompt) -> int:
+    """The prompt's column `seed`, or a number made from its id: the same in every run."""
+    seed = prompt.meta.get(SEED)
+    if seed is None:
+        return zlib.crc32(prompt.id.encode())
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise ValueError(f"prompt {prompt.id!r} has the seed {seed!r}; expected a whole number from 0 on")
+    return seed
+
+
+def number(value: Any, where: str) -> float:
+    """A reward, or an error that says what stood in its place."""
+    if isinstance(value, str | bytes) or value is None:
+        raise TypeError(f"{where} gave a reward of {value!r}; expected a number")
+    try:
+        reward = float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{where} gave a reward of type {type(value).__name__}; expected a number") from None
+    if not math.isfinite(reward):
+        raise ValueError(f"{where} gave a reward of {reward}; expected a finite number")
+    return reward
+
+
+def text(value: Any, where: str, fix: str = "return text") -> str:
+    """The value itself, if it is a string; raises `TypeError` for anything else rather than convert it."""
+    if not isinstance(value, str):
+        raise TypeError(f"{where} gave {_kind(value)}; expected text: {fix}")
+    return value
+
+
+def flag(value: Any, where: str) -> bool:
+    """True or False, numpy's included; anything else is an error: a text "False" would be true."""
+    if isinstance(value, bool | int) or type(value).__name__ in ("bool_", "bool"):
+        return bool(value)
+    raise TypeError(f"{where} gave {_kind(value)}; expected True or False")
+
+
+def messages(value: Any, where: str) -> tuple[Message, ...]:
+    """A conversation in OpenAI's shape."""
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        raise TypeError(f"{where} gave {_kind(value)}; expected a list of messages")
+    for message in value:
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:
+            raise TypeError(f"{where} gave the message {str(message)[:80]!r}; expected a role and a content")
+    return tuple(dict(checked) for checked in value)
+
+
+def numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    """Those of the values that are finite numbers: what a package measured, texts left out."""
+    return {
+        str(name): float(value)
+        for name, value in values.items()
+        if isinstance(value, int | float) and math.isfinite(value)
+    }
+
+
+def opened(prompt: Prompt, observation: str) -> tuple[Message, ...]:
+    """The prompt's conversation with the first observation under its last user message, or as one of its own."""
+    opening = prompt.messages or (() if prompt.text is None else ({"role": "user", "content": prompt.text},))
+    if not observation:
+        return tuple(opening)
+    if opening and opening[-1]["role"] == "user":
+        before = str(opening[-1]["content"])
+        joined = f"{before}\n\n{observation}" if before else observation
+        return (*opening[:-1], {**opening[-1], "content": joined})
+    return (*opening, {"role": "user", "content": observation})
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else f"a value of type {type(value).__name__}"
+
 
 NLTK_DATA = re.compile(r"Resource '?(\w+)'? not found")
 

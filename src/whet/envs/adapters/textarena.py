@@ -1,4 +1,4 @@
-"""The games of TextArena, played by the policy alone or against opponents of yours.
+"""The games of TextArena, played by the policy alone, in all seats, or against opponents of yours.
 
 The package shows a player the whole history at every turn. A conversation has it already, so only what is new is
 shown: its observation wrappers are taken off, its action wrappers stay. A game's reward comes at its end; the turns
@@ -13,19 +13,29 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from whet.envs.adapters.answers import flag, number, numbers, opened, text
-from whet.envs.adapters.optional import cannot_be_made, function_of, optional, quiet
-from whet.envs.adapters.randomness import OwnRandom
-from whet.envs.adapters.seeds import seed_of
-from whet.types import Completion, InitialObservation, Prompt, StepResult, WhetError, did_you_mean
+from whet.envs.adapters.optional import (
+    OwnRandom,
+    cannot_be_made,
+    flag,
+    function_of,
+    number,
+    numbers,
+    opened,
+    optional,
+    quiet,
+    seed_of,
+    text,
+)
+from whet.types import Completion, InitialObservation, Message, Prompt, StepResult, WhetError, did_you_mean
 
 INSTALL = "pip install 'whet[textarena]'"
 
 
 class TextArenaGame:
-    """One game. `players` take part; the policy has the seat `seat`, the `opponent` writes for all others.
+    """One game. `players` take part, and the policy has all seats: self-play, with a role and a return for each.
 
-    `opponent` is a function from what a player sees to what it writes. `settings` are the game's own.
+    With an `opponent`, a function from what a player sees to what it writes, the policy has the seat `seat` and the
+    opponent all others. `settings` are the game's own.
     """
 
     answers_as = "user"
@@ -35,18 +45,19 @@ class TextArenaGame:
         id: str,
         *,
         players: int = 1,
-        seat: int = 0,
+        seat: int | None = None,
         opponent: Callable[[str], str] | str | None = None,
         **settings: Any,
     ) -> None:
-        if not 0 <= seat < players:
-            raise WhetError(f"textarena: seat is {seat} of {players} players; give 0 to {players - 1}")
-        if players > 1 and opponent is None:
+        if seat is not None and opponent is None and players > 1:
             raise WhetError(
-                f"textarena: {id!r} is played by {players}; give opponent, a function from what a player sees to "
-                "what it writes"
+                "textarena: seat has no effect without opponent: the policy has all seats; drop it, or give one"
             )
-        self._id, self._players, self._seat = id, players, seat
+        if seat is not None and not 0 <= seat < players:
+            raise WhetError(f"textarena: seat is {seat} of {players} players; give 0 to {players - 1}")
+        self._id, self._players = id, players
+        self.seats = 1 if opponent is not None else players  # that the policy has
+        self._seat: int | None = None if self.seats > 1 else seat or 0  # its only one
         self._opponent = None if opponent is None else function_of(opponent, "opponent")
         _check_players(id, players)
         self._game = _game(id, settings)
@@ -61,26 +72,46 @@ class TextArenaGame:
             seen = self._seen()
         if done:
             raise ValueError(f"textarena: {self._id!r} was over before the policy's first turn with the seed {seed}")
-        return InitialObservation(opened(prompt, seen))
+        self._prompt = prompt
+        self._seen_first = {self._game.state.current_player_id}
+        return InitialObservation(opened(prompt, seen), role=self._role())
 
     def step(self, completion: Completion) -> StepResult:
         with self._random():
             done = self._moved(str(completion)) or self._play_others()
             if not done:
-                return StepResult(({"role": "user", "content": self._seen()},), reward=0.0)
+                return self._next_turn()
             rewards, info = self._game.close()
         where = f"textarena's {self._id!r}"
-        if not rewards or self._seat not in rewards:
-            raise ValueError(f"{where} ended without a reward for player {self._seat}")
-        about = info.get(self._seat, {})
-        reward = _unswapped(rewards[self._seat], about)
-        reason = str(about.get("reason") or "")
+        mine = range(self._players) if self._seat is None else [self._seat]
+        missing = [player for player in mine if player not in (rewards or {})]
+        if missing:
+            raise ValueError(f"{where} ended without a reward for player {missing[0]}")
+        about = {player: info.get(player, {}) for player in mine}
+        earned = {player: number(_unswapped(rewards[player], about[player]), where) for player in mine}
+        reason = next((str(told["reason"]) for told in about.values() if told.get("reason")), "")
         last = ({"role": "user", "content": f"[GAME] {reason}"},) if reason else ()
-        return StepResult(last, reward=number(reward, where), done=True, metrics=numbers(about))
+        if self._seat is None:
+            by_role = {_role(player): reward for player, reward in earned.items()}
+            return StepResult(last, done=True, rewards=by_role)
+        return StepResult(last, reward=earned[self._seat], done=True, metrics=numbers(about[self._seat]))
+
+    def _role(self) -> str:
+        """Whom the policy plays now; nobody in particular where it has one seat alone."""
+        return "" if self._seat is not None else _role(self._game.state.current_player_id)
+
+    def _next_turn(self) -> StepResult:
+        player, seen = self._game.state.current_player_id, self._seen()
+        if player in self._seen_first or self._seat is not None:
+            messages: tuple[Message, ...] = ({"role": "user", "content": seen},)
+        else:  # its conversation begins as the first player's did
+            messages = opened(self._prompt, seen)
+        self._seen_first.add(player)
+        return StepResult(messages, reward=0.0, role=self._role())
 
     def _play_others(self) -> bool:
         """The opponents' turns, until it is the policy's or the game is over."""
-        while self._game.state.current_player_id != self._seat:
+        while self._seat is not None and self._game.state.current_player_id != self._seat:
             if self._opponent is None:
                 raise ValueError(f"textarena: {self._id!r} asks player {self._game.state.current_player_id} for a turn")
             if self._moved(text(self._opponent(self._seen()), "the opponent")):
@@ -104,6 +135,10 @@ class TextArenaGame:
             if sender != player and isinstance(message, str)
         ]
         return "\n".join(lines)
+
+
+def _role(player: int) -> str:
+    return f"player {player}"
 
 
 def _unswapped(reward: Any, about: Mapping[str, Any]) -> Any:

@@ -16,12 +16,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from whet.envs.adapters.answers import number
-from whet.envs.adapters.calling import Calling
-from whet.envs.adapters.optional import cannot_be_made
+from whet.envs.adapters.optional import cannot_be_made, number
 from whet.envs.tools.environment import CallFormat, ToolEnvironment, check_names
 from whet.envs.tools.find import MOST_CALLS, find_tools
-from whet.envs.tools.formats import call_format_of
+from whet.envs.tools.formats import Calling, call_format_of
 from whet.envs.tools.schema import json_schema
 from whet.envs.tools.tool import OpenTools, Tool, ToolLimits, ToolSource
 from whet.rollout.calls import CallPool
@@ -55,6 +53,8 @@ class MethodSource:
 
 class TrlEnvironment:
     """One episode of one foreign object."""
+
+    no_branches = "the tools of a TRL class are methods of one object; give it whet's own interface, start and step"
 
     def __init__(self, foreign: Any, inner: ToolEnvironment, pool: CallPool, is_routed: bool) -> None:
         self.foreign, self._inner, self._pool, self._is_routed = foreign, inner, pool, is_routed
@@ -130,6 +130,8 @@ def trl_environment(
 
 class Routed:
     """One episode of the environment that the prompt's column `environment` names."""
+
+    no_branches = TrlEnvironment.no_branches
 
     def __init__(
         self, routes: Mapping[str, Any], make: Callable[[str], TrlEnvironment], stops: tuple[str, ...]

@@ -2,7 +2,7 @@
 
 There are two generations, and the name finds its own: `load_environment` of 0.1 (`SingleTurnEnv`, `MultiTurnEnv`,
 `ToolEnv`, a rubric and a parser), and the tasksets of 0.4, whose tasks score a trace. Both ask an OpenAI endpoint for
-completions, so they play as an agent's function does (`whet.envs.serve.functions`): their own loop decides who speaks,
+completions, so they play as an agent's function does (`whet.envs.serve.programs`): their own loop decides who speaks,
 runs their tools and scores, and the endpoint records every token as it was sampled.
 
 A taskset names no program that plays it. Where its package has none, a chat does, in this process: it calls the task's
@@ -27,8 +27,7 @@ from functools import partial
 from typing import Any
 
 from whet.data.seeds import SEED
-from whet.envs.adapters.answers import number, numbers
-from whet.envs.adapters.optional import cannot_be_made, optional
+from whet.envs.adapters.optional import cannot_be_made, number, numbers, optional
 from whet.types import WhetError
 
 INSTALL = "pip install 'verifiers==0.4.0' (tasksets) or 'verifiers==0.1.14' (load_environment)"

@@ -2,7 +2,7 @@
 
 The program is given the endpoint and its own token (`OPENAI_BASE_URL`, `OPENAI_API_KEY`) and the row it works on
 (`WHET_PROMPT`, and standard input). It reports its reward as the last line it prints, `{"reward": 0.5}`, or by a POST.
-An async function of this process may take its place (`whet.envs.serve.functions`).
+An async function of this process may take its place (`whet.envs.serve.programs`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,17 @@ from typing import Any
 from whet.envs.serve import wire
 from whet.envs.serve.calls import CallRecord
 from whet.envs.serve.endpoint import HttpEndpoint, require_server
-from whet.envs.serve.functions import FunctionEpisode, FunctionLoop, agent_function, is_function
-from whet.envs.serve.programs import PATIENCE, AgentProgram, ProgramGuard, end_all, program_arguments
+from whet.envs.serve.programs import (
+    PATIENCE,
+    AgentProgram,
+    FunctionEpisode,
+    FunctionLoop,
+    ProgramGuard,
+    agent_function,
+    end_all,
+    is_function,
+    program_arguments,
+)
 from whet.envs.serve.request_queue import RequestQueue
 from whet.protocols import Engine
 from whet.rollout.episode_runner import EpisodeEnded, PlayNotes

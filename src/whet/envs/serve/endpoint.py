@@ -12,8 +12,7 @@ import hmac
 import json
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
-from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from whet.envs.serve import responses, web, wire
 from whet.envs.serve.calls import CallRecord
@@ -25,8 +24,6 @@ KEEP_ALIVE = 5.0  # seconds between the comments that keep a stream open
 BODY_SECONDS = 60.0  # for a request to arrive
 Parse = Callable[[Any], CallRequest]
 Answer = Callable[[CallRequest, ServedCompletions, str], dict[str, Any]]
-Events = Callable[[CallRequest, ServedCompletions, str, Mapping[int, int]], list[str]]
-Piece = Callable[[ServedCompletions, str, int, str], str]
 
 
 def require_server() -> None:
@@ -91,25 +88,24 @@ class HttpEndpoint:
             return record, call
 
         async def answered(
-            request: Any, parse: Parse, whole: Answer, events: Events, piece: Piece | None = None, body: Any = None
+            request: Any, parse: Parse, whole: Answer, events: Callable[[CallRequest], Events], body: Any = None
         ) -> Any:
             try:
                 record, call = await read(request, parse, body)
                 job = self._queue.submit(record, call)
                 name = call.model or self._model
                 if call.stream:
-                    ending = partial(events, call)
-                    return web.event_response(_streamed(job, name, ending, piece))
+                    return web.event_response(_streamed(job, name, events(call)))
                 return web.json_response(whole(call, await _awaited(request, job), name))
             except BadCall as error:
                 return refused(error)
 
         async def chat(request: Any) -> Any:
-            return await answered(request, wire.parse_chat, wire.chat_json, wire.chat_events, wire.chat_piece)
+            return await answered(request, wire.parse_chat, wire.chat_json, wire.ChatEvents)
 
         async def respond(request: Any) -> Any:
             parse, whole = responses.parse_responses, responses.response_json
-            return await answered(request, parse, whole, responses.response_events)
+            return await answered(request, parse, whole, responses.ResponseEvents)
 
         async def generate(request: Any) -> Any:
             try:
@@ -128,7 +124,7 @@ class HttpEndpoint:
                 return refused(error)
             if body.get("prompt_logprobs") is None:
                 parse, whole = wire.parse_completion, wire.completion_json
-                return await answered(request, parse, whole, wire.completion_events, wire.completion_piece, body)
+                return await answered(request, parse, whole, wire.CompletionEvents, body)
             try:
                 asked = wire.parse_score(body)
                 if not self._any_model and asked.model not in ("", self._model):
@@ -232,39 +228,43 @@ class HttpEndpoint:
                 raise BadCall(f"the content type is {kind[:100]!r}; expected application/json", status=415)
 
 
-async def _streamed(
-    job: Job,
-    model: str,
-    events: Callable[[ServedCompletions, str, Mapping[int, int]], list[str]],
-    piece: Piece | None = None,
-) -> AsyncIterator[str]:
+class Events(Protocol):
+    """How an API tells an answer as server-sent events."""
+
+    def piece(self, result: ServedCompletions, model: str, choice: int, text: str) -> list[str]:
+        """More of a choice's text, while it is written; `result` has no choices yet."""
+        ...
+
+    def end(self, result: ServedCompletions, model: str, streamed: Mapping[int, int]) -> list[str]:
+        """What is left when all is written, `streamed` characters of each choice having been told."""
+        ...
+
+
+async def _streamed(job: Job, model: str, events: Events) -> AsyncIterator[str]:
     """Server-sent events: pieces while the completion is written, or a comment now and then, and its end."""
     loop, pieces = asyncio.get_running_loop(), asyncio.Queue[tuple[int, str]]()
     waiting = asyncio.wrap_future(job.future)
     head = ServedCompletions(job.id, job.created, (), ())
     is_whole = False
-    if piece is not None:
 
-        def hear(choice: int, text: str) -> None:
-            loop.call_soon_threadsafe(pieces.put_nowait, (choice, text))
+    def hear(choice: int, text: str) -> None:
+        loop.call_soon_threadsafe(pieces.put_nowait, (choice, text))
 
-        job.on_text = hear
+    job.on_text = hear
     try:
         while not waiting.done() or not pieces.empty():
-            while piece is not None and not pieces.empty():
-                yield f"data: {piece(head, model, *pieces.get_nowait())}\n\n"
-            if waiting.done():
-                continue
-            more = asyncio.ensure_future(pieces.get())
-            done, _ = await asyncio.wait((waiting, more), timeout=KEEP_ALIVE, return_when=asyncio.FIRST_COMPLETED)
-            if more in done and piece is not None:
-                yield f"data: {piece(head, model, *more.result())}\n\n"
-            else:
+            told = [] if pieces.empty() else [pieces.get_nowait()]
+            if not told:
+                more = asyncio.ensure_future(pieces.get())
+                done, _ = await asyncio.wait((waiting, more), timeout=KEEP_ALIVE, return_when=asyncio.FIRST_COMPLETED)
+                told = [more.result()] if more in done else []
                 more.cancel()
-            if not done:
-                yield ": still writing\n\n"
+                if not done:
+                    yield ": still writing\n\n"
+            for event in (event for choice, text in told for event in events.piece(head, model, choice, text)):
+                yield f"data: {event}\n\n"
         try:
-            written = events(waiting.result(), model, job.streamed)
+            written = events.end(waiting.result(), model, job.streamed)
         except BadCall as error:
             written = [json.dumps(error.body)]
         job.mark_delivered()

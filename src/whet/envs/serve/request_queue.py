@@ -227,7 +227,7 @@ class RequestQueue:
         following = {
             number: (job, call)
             for number, (job, call) in opened.writing.items()
-            if job.on_text is not None and not job.is_gone and not job.request.tools
+            if job.on_text is not None and not job.is_gone
         }
         progress: Callable[[], Mapping[int, list[int]]] | None = getattr(opened.session, "progress", None)
         if not following or progress is None:
@@ -243,6 +243,8 @@ class RequestQueue:
         held = max((len(stop) for stop in job.request.wishes.stop), default=1) - 1
         text = text.rstrip("\ufffd")
         text = text[: len(text) - held] if held else text
+        if job.request.tools:
+            text = self._format(job.request.tools).said(text)
         before = job.streamed.get(choice, 0)
         if len(text) > before and job.on_text is not None:
             job.streamed[choice] = len(text)
@@ -600,6 +602,8 @@ class RequestQueue:
         tool_calls: tuple[CalledTool, ...] = ()
         if request.tools:
             content, tool_calls = self._tool_calls(call, tokens, request.tools)
+            told = call.text[: job.streamed.get(job.calls.index(call), 0)]
+            content = content if content.startswith(told) else told  # what the client has read, it will send back
         for stop in request.wishes.stop:  # of the tokens it is a part, as it was sampled; of what a client reads, none
             content = content.partition(stop)[0]
         if request.messages:

@@ -76,22 +76,10 @@ def response_json(request: CallRequest, result: ServedCompletions, model: str) -
     counts = wire.usage(result)
     cut = choice.finish == "length"
     return {
-        "id": f"resp_{result.id}",
-        "object": "response",
-        "created_at": result.created,
+        **_begun(request, result, model),
         "status": "incomplete" if cut else "completed",
         "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-        "error": None,
-        "model": model,
         "output": _items(result.id, choice),
-        "instructions": None,
-        "metadata": {},
-        "parallel_tool_calls": True,
-        "tool_choice": "auto",
-        "tools": [{"type": "function", "strict": False, **tool["function"]} for tool in request.tools],
-        "temperature": request.wishes.temperature,
-        "top_p": request.wishes.top_p,
-        "text": {"format": {"type": "text"}},
         "usage": {
             "input_tokens": counts["prompt_tokens"],
             "input_tokens_details": {"cached_tokens": 0},
@@ -102,52 +90,108 @@ def response_json(request: CallRequest, result: ServedCompletions, model: str) -
     }
 
 
+def _begun(request: CallRequest, result: ServedCompletions, model: str) -> dict[str, Any]:
+    """The answer before anything is written."""
+    return {
+        "id": f"resp_{result.id}",
+        "object": "response",
+        "created_at": result.created,
+        "status": "in_progress",
+        "incomplete_details": None,
+        "error": None,
+        "model": model,
+        "output": [],
+        "instructions": None,
+        "metadata": {},
+        "parallel_tool_calls": True,
+        "tool_choice": "auto",
+        "tools": [{"type": "function", "strict": False, **tool["function"]} for tool in request.tools],
+        "temperature": request.wishes.temperature,
+        "top_p": request.wishes.top_p,
+        "text": {"format": {"type": "text"}},
+        "usage": None,
+    }
+
+
 def _items(name: str, choice: Choice) -> list[dict[str, Any]]:
     """The text, unless there is none beside calls, and the calls."""
     items: list[dict[str, Any]] = []
     if choice.content or not choice.tool_calls:
-        part = {"type": "output_text", "text": choice.content, "annotations": []}
-        items.append(
-            {"type": "message", "id": f"msg_{name}", "status": "completed", "role": "assistant", "content": [part]}
-        )
+        items.append(_message(name, choice.content))
     for call in choice.tool_calls:
         said = {"call_id": call.id, "name": call.name, "arguments": call.arguments}
         items.append({"type": "function_call", "id": f"fc_{call.id}", "status": "completed", **said})
     return items
 
 
-def response_events(
-    request: CallRequest, result: ServedCompletions, model: str, streamed: Mapping[int, int] = wire.NOTHING_STREAMED
-) -> list[str]:
-    """The answer as server-sent events: each text and each call in one piece."""
-    whole = response_json(request, result, model)
-    begun = {**whole, "status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
-    events: list[dict[str, Any]] = [{"type": "response.created", "response": begun}]
-    for index, item in enumerate(whole["output"]):
-        where = {"item_id": item["id"], "output_index": index}
-        started = {**item, "status": "in_progress", **({"content": []} if "content" in item else {"arguments": ""})}
-        events.append({"type": "response.output_item.added", "output_index": index, "item": started})
-        if "content" in item:
-            (part,) = item["content"]
-            where |= {"content_index": 0}
-            events += [
-                {"type": "response.content_part.added", **where, "part": {**part, "text": ""}},
-                {"type": "response.output_text.delta", **where, "delta": part["text"], "logprobs": []},
-                {"type": "response.output_text.done", **where, "text": part["text"], "logprobs": []},
-                {"type": "response.content_part.done", **where, "part": part},
-            ]
-        else:
-            arguments = item["arguments"]
-            events += [
-                {"type": "response.function_call_arguments.delta", **where, "delta": arguments},
-                {
-                    "type": "response.function_call_arguments.done",
-                    **where,
-                    "arguments": arguments,
-                    "name": item["name"],
-                },
-            ]
-        events.append({"type": "response.output_item.done", "output_index": index, "item": item})
-    last = "response.incomplete" if whole["status"] == "incomplete" else "response.completed"
-    events.append({"type": last, "response": whole})
-    return [json.dumps({**event, "sequence_number": number}) for number, event in enumerate(events)]
+def _message(name: str, text: str) -> dict[str, Any]:
+    part = {"type": "output_text", "text": text, "annotations": []}
+    return {"type": "message", "id": f"msg_{name}", "status": "completed", "role": "assistant", "content": [part]}
+
+
+class ResponseEvents:
+    """The answer as server-sent events: text as it is written, each call in one piece at the end."""
+
+    def __init__(self, request: CallRequest) -> None:
+        self._request, self._number, self._sent = request, 0, ""
+
+    def piece(self, result: ServedCompletions, model: str, choice: int, text: str) -> list[str]:
+        """More of the text; `result` has no choices yet."""
+        events = [] if self._sent else [*self._created(result, model), *_opening(_message(result.id, ""), 0)]
+        self._sent += text
+        return self._numbered([*events, _text_delta(_message(result.id, ""), 0, text)])
+
+    def end(self, result: ServedCompletions, model: str, streamed: Mapping[int, int]) -> list[str]:
+        """What is left to be told when all is written."""
+        whole = response_json(self._request, result, model)
+        events = [] if self._sent else self._created(result, model)
+        for index, item in enumerate(whole["output"]):
+            sent = self._sent if index == 0 else ""
+            events += [*([] if sent else _opening(item, index)), *_closing(item, index, sent)]
+        last = "response.incomplete" if whole["status"] == "incomplete" else "response.completed"
+        return self._numbered([*events, {"type": last, "response": whole}])
+
+    def _created(self, result: ServedCompletions, model: str) -> list[dict[str, Any]]:
+        return [{"type": "response.created", "response": _begun(self._request, result, model)}]
+
+    def _numbered(self, events: list[dict[str, Any]]) -> list[str]:
+        first, self._number = self._number, self._number + len(events)
+        return [json.dumps({**event, "sequence_number": number}) for number, event in enumerate(events, first)]
+
+
+def _opening(item: Mapping[str, Any], index: int) -> list[dict[str, Any]]:
+    started = {**item, "status": "in_progress", **({"content": []} if "content" in item else {"arguments": ""})}
+    events: list[dict[str, Any]] = [{"type": "response.output_item.added", "output_index": index, "item": started}]
+    if "content" in item:
+        part = {**item["content"][0], "text": ""}
+        events.append({"type": "response.content_part.added", **_place(item, index), "part": part})
+    return events
+
+
+def _closing(item: Mapping[str, Any], index: int, sent: str) -> list[dict[str, Any]]:
+    """What is left of an item, and its end; `sent` of its text is out already."""
+    where = _place(item, index)
+    if "content" in item:
+        (part,) = item["content"]
+        rest = part["text"][len(sent) :]
+        events = [] if sent and not rest else [_text_delta(item, index, rest)]
+        events += [
+            {"type": "response.output_text.done", **where, "text": part["text"], "logprobs": []},
+            {"type": "response.content_part.done", **where, "part": part},
+        ]
+    else:
+        arguments = item["arguments"]
+        done = {"arguments": arguments, "name": item["name"]}
+        events = [
+            {"type": "response.function_call_arguments.delta", **where, "delta": arguments},
+            {"type": "response.function_call_arguments.done", **where, **done},
+        ]
+    return [*events, {"type": "response.output_item.done", "output_index": index, "item": item}]
+
+
+def _text_delta(item: Mapping[str, Any], index: int, text: str) -> dict[str, Any]:
+    return {"type": "response.output_text.delta", **_place(item, index), "delta": text, "logprobs": []}
+
+
+def _place(item: Mapping[str, Any], index: int) -> dict[str, Any]:
+    return {"item_id": item["id"], "output_index": index, **({"content_index": 0} if "content" in item else {})}

@@ -13,7 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from whet.types import Message
+from whet.settings.hostile import shown
+from whet.types import Message, is_finite_number
 
 MOST_BYTES = 8 * 2**20  # of a request's body
 MOST_DEPTH = 64  # of nested JSON
@@ -24,7 +25,6 @@ MOST_TOOLS = 512
 MOST_ALTERNATIVES = 20  # likeliest tokens beside a sampled one
 LONGEST_ROLE = 64  # characters
 NOTHING: Mapping[str, Any] = {}
-NOTHING_STREAMED: Mapping[int, int] = {}
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -201,12 +201,12 @@ def _called(choice: Any, tools: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
         name = function.get("name") if isinstance(function, dict) else None
         if not isinstance(name, str):
             raise BadCall(
-                f"tool_choice is {_shown(choice)}; expected auto, none, required or the name of a function",
+                f"tool_choice is {shown(choice)}; expected auto, none, required or the name of a function",
                 param="tool_choice",
             )
         names = (name,) if name in known else ()
     if not names:
-        raise BadCall(f"tool_choice is {_shown(choice)}, and tools has no such function", param="tool_choice")
+        raise BadCall(f"tool_choice is {shown(choice)}, and tools has no such function", param="tool_choice")
     return names
 
 
@@ -222,7 +222,7 @@ def _form(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
     schema = named.get("schema") if isinstance(named, dict) else None
     if kind != "json_schema" or not isinstance(schema, dict):
         raise BadCall(
-            f"response_format {_shown(kind)} cannot be enforced; give text, json_object, or json_schema with a schema",
+            f"response_format {shown(kind)} cannot be enforced; give text, json_object, or json_schema with a schema",
             param="response_format",
         )
     return schema
@@ -316,20 +316,23 @@ def completion_json(request: CallRequest, result: ServedCompletions, model: str)
     return {**head, "choices": choices, "usage": usage(result)}
 
 
-def completion_events(
-    request: CallRequest, result: ServedCompletions, model: str, streamed: Mapping[int, int] = NOTHING_STREAMED
-) -> list[str]:
-    """The same as server-sent events; `streamed` characters of each completion were sent before."""
-    whole = completion_json(request, result, model)
-    choices = [{**choice, "text": choice["text"][streamed.get(choice["index"], 0) :]} for choice in whole["choices"]]
-    return [*(json.dumps({**whole, "choices": [choice], "usage": None}) for choice in choices), "[DONE]"]
+class CompletionEvents:
+    """The completions of a text as server-sent events."""
 
+    def __init__(self, request: CallRequest) -> None:
+        self._request = request
 
-def completion_piece(result: ServedCompletions, model: str, choice: int, text: str) -> str:
-    """A part of a completion that is being written; `result` has no choices yet."""
-    head = {"id": f"cmpl-{result.id}", "object": "text_completion", "created": result.created, "model": model}
-    piece = {"index": choice, "text": text, "finish_reason": None, "logprobs": None}
-    return json.dumps({**head, "choices": [piece]})
+    def piece(self, result: ServedCompletions, model: str, choice: int, text: str) -> list[str]:
+        """A part of a completion that is being written; `result` has no choices yet."""
+        head = {"id": f"cmpl-{result.id}", "object": "text_completion", "created": result.created, "model": model}
+        part = {"index": choice, "text": text, "finish_reason": None, "logprobs": None}
+        return [json.dumps({**head, "choices": [part]})]
+
+    def end(self, result: ServedCompletions, model: str, streamed: Mapping[int, int]) -> list[str]:
+        """The rest; `streamed` characters of each completion were sent before."""
+        whole = completion_json(self._request, result, model)
+        rests = [{**choice, "text": choice["text"][streamed.get(choice["index"], 0) :]} for choice in whole["choices"]]
+        return [*(json.dumps({**whole, "choices": [rest], "usage": None}) for rest in rests), "[DONE]"]
 
 
 def parse_score(body: Mapping[str, Any]) -> ScoreRequest:
@@ -473,7 +476,7 @@ def _number(body: Mapping[str, Any], key: str, low: float, high: float, above: b
         return None
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not low <= value <= high or (above and value == low):
-        raise BadCall(f"{key} is {_shown(value)}; expected a number from {low:g} to {high:g}", param=key)
+        raise BadCall(f"{key} is {shown(value)}; expected a number from {low:g} to {high:g}", param=key)
     return float(value)
 
 
@@ -482,34 +485,29 @@ def _whole(body: Mapping[str, Any], key: str, low: int, high: int) -> int | None
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise BadCall(f"{key} is {_shown(value)}; expected a whole number from {low} to {high}", param=key)
+        raise BadCall(f"{key} is {shown(value)}; expected a whole number from {low} to {high}", param=key)
     return value
 
 
 def _flag(body: Mapping[str, Any], key: str) -> bool:
     value = body.get(key)
     if value is not None and not isinstance(value, bool):
-        raise BadCall(f"{key} is {_shown(value)}; expected true or false", param=key)
+        raise BadCall(f"{key} is {shown(value)}; expected true or false", param=key)
     return bool(value)
 
 
 def _text(body: Mapping[str, Any], key: str) -> str:
     value = body.get(key)
     if value is not None and not isinstance(value, str):
-        raise BadCall(f"{key} is {_shown(value)}; expected a text", param=key)
+        raise BadCall(f"{key} is {shown(value)}; expected a text", param=key)
     return value or ""
 
 
 def _table(body: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     value = body.get(key)
     if value is not None and not isinstance(value, dict):
-        raise BadCall(f"{key} is {_shown(value)}; expected an object", param=key)
+        raise BadCall(f"{key} is {shown(value)}; expected an object", param=key)
     return value or {}
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def chat_json(request: CallRequest, result: ServedCompletions, model: str) -> dict[str, Any]:
@@ -590,47 +588,51 @@ def usage(result: ServedCompletions) -> dict[str, int]:
     }
 
 
-def chat_piece(result: ServedCompletions, model: str, choice: int, text: str) -> str:
-    """A part of a completion that is being written; `result` has no choices yet."""
-    piece = {"index": choice, "delta": {"role": "assistant", "content": text}, "finish_reason": None, "logprobs": None}
-    return json.dumps({**_chunk(result, model), "choices": [piece]})
-
-
 def _chunk(result: ServedCompletions, model: str) -> dict[str, Any]:
     kind = "chat.completion.chunk"
     return {"id": f"chatcmpl-{result.id}", "object": kind, "created": result.created, "model": model}
 
 
-def chat_events(
-    request: CallRequest, result: ServedCompletions, model: str, streamed: Mapping[int, int] = NOTHING_STREAMED
-) -> list[str]:
-    """The completion as server-sent events; `streamed` characters of each choice were sent before."""
-    head = _chunk(result, model)
-    events: list[dict[str, Any]] = []
+class ChatEvents:
+    """The completions of a chat as server-sent events: text as it is written, calls at the end."""
 
-    def add(
-        number: int, delta: Mapping[str, Any], finish: str | None = None, more: Mapping[str, Any] = NOTHING
-    ) -> None:
-        choice = {"index": number, "delta": dict(delta), "finish_reason": finish, "logprobs": None, **more}
-        events.append({**head, "choices": [choice]})
+    def __init__(self, request: CallRequest) -> None:
+        self._request = request
 
-    for number, choice in enumerate(result.choices):
-        if number not in streamed:
-            add(number, {"role": "assistant", "content": ""})
-        rest = choice.content[streamed.get(number, 0) :]
-        logprobs = {"logprobs": _logprobs(request, choice)} if request.logprobs else {}
-        ids = {"token_ids": list(choice.tokens)} if request.token_ids else {}
-        if rest or logprobs or ids:
-            add(number, {"content": rest}, more={**logprobs, **ids})
-        for index, call in enumerate(choice.tool_calls):
-            add(number, {"tool_calls": [{"index": index, **_call_json(call)}]})
-        add(number, {}, choice.finish)
-    if request.token_ids and events:
-        events[0]["prompt_token_ids"] = list(result.prompt)
-    if request.stream_usage:
-        events = [{**event, "usage": None} for event in events]
-        events.append({**head, "choices": [], "usage": usage(result)})
-    return [*(json.dumps(event) for event in events), "[DONE]"]
+    def piece(self, result: ServedCompletions, model: str, choice: int, text: str) -> list[str]:
+        """A part of a completion that is being written; `result` has no choices yet."""
+        delta = {"role": "assistant", "content": text}
+        part = {"index": choice, "delta": delta, "finish_reason": None, "logprobs": None}
+        return [json.dumps({**_chunk(result, model), "choices": [part]})]
+
+    def end(self, result: ServedCompletions, model: str, streamed: Mapping[int, int]) -> list[str]:
+        """The rest; `streamed` characters of each choice were sent before."""
+        head = _chunk(result, model)
+        events: list[dict[str, Any]] = []
+
+        def add(
+            number: int, delta: Mapping[str, Any], finish: str | None = None, more: Mapping[str, Any] = NOTHING
+        ) -> None:
+            choice = {"index": number, "delta": dict(delta), "finish_reason": finish, "logprobs": None, **more}
+            events.append({**head, "choices": [choice]})
+
+        for number, choice in enumerate(result.choices):
+            if number not in streamed:
+                add(number, {"role": "assistant", "content": ""})
+            rest = choice.content[streamed.get(number, 0) :]
+            logprobs = {"logprobs": _logprobs(self._request, choice)} if self._request.logprobs else {}
+            ids = {"token_ids": list(choice.tokens)} if self._request.token_ids else {}
+            if rest or logprobs or ids:
+                add(number, {"content": rest}, more={**logprobs, **ids})
+            for index, call in enumerate(choice.tool_calls):
+                add(number, {"tool_calls": [{"index": index, **_call_json(call)}]})
+            add(number, {}, choice.finish)
+        if self._request.token_ids and events:
+            events[0]["prompt_token_ids"] = list(result.prompt)
+        if self._request.stream_usage:
+            events = [{**event, "usage": None} for event in events]
+            events.append({**head, "choices": [], "usage": usage(result)})
+        return [*(json.dumps(event) for event in events), "[DONE]"]
 
 
 ReportedReward = float | dict[str, float] | None  # of the episode, or of each role in it; None: unscored
@@ -647,26 +649,18 @@ def reported_reward(value: Any, note: Callable[[str], None]) -> tuple[ReportedRe
     reward = value["reward"]
     if isinstance(reward, bool):
         reward = float(reward)
-    by_role = isinstance(reward, dict) and 0 < len(reward) <= 100 and all(map(is_finite, reward.values()))
-    if reward is not None and not is_finite(reward) and not by_role:
-        note(f"its reward is {_shown(reward)}; expected a finite number, one of each role, or null for unscored")
+    by_role = isinstance(reward, dict) and 0 < len(reward) <= 100 and all(map(is_finite_number, reward.values()))
+    if reward is not None and not is_finite_number(reward) and not by_role:
+        note(f"its reward is {shown(reward)}; expected a finite number, one of each role, or null for unscored")
         return None
     metrics = value.get("metrics") or {}
-    if not isinstance(metrics, dict) or len(metrics) > 100 or not all(map(is_finite, metrics.values())):
+    if not isinstance(metrics, dict) or len(metrics) > 100 or not all(map(is_finite_number, metrics.values())):
         note("its metrics are no object of at most 100 finite numbers")
         return None
     measured = {str(key): float(metric) for key, metric in metrics.items()}
     if by_role:
         return {str(role): float(role_reward) for role, role_reward in reward.items()}, measured
     return None if reward is None else float(reward), measured
-
-
-def is_finite(value: Any) -> bool:
-    """A number that a float can hold."""
-    try:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    except OverflowError:
-        return False
 
 
 def message_key(message: Message) -> str:

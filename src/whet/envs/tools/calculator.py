@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from decimal import Decimal
 from fractions import Fraction
 
-from whet.data import syntax
+from whet.data import tool_syntax
 from whet.envs.tools.tool import ToolFailed
 
 MOST_BITS = 4096  # of a number on the way, above or below the line
@@ -33,7 +33,7 @@ def calculator(expression: str) -> str:
     if not text:
         raise ToolFailed(f"the expression is empty; {EXPECTED}")
     try:
-        tree = syntax.expression(text)
+        tree = tool_syntax.expression(text)
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         raise ToolFailed(f"cannot read {expression!r}; {EXPECTED}") from None
     return written(_value(tree, text, 0))

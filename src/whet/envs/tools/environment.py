@@ -3,14 +3,20 @@
 A completion that calls tools is answered with one message per call, in the order of the calls; a completion that
 calls none ends the episode. Everything that goes wrong with a call is a result that the model can read, and is
 counted: `step` raises nothing but the error that ends the run because too many tools hang.
+
+A tool's result as text for the model: whatever it is, and never more than a limit.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
+import dataclasses
 import functools
 import inspect
+import itertools
+import json
 import logging
 import re
 from collections import Counter
@@ -21,12 +27,90 @@ from typing import Any
 
 from whet.data.call_formats import Calls
 from whet.data.tool_syntax import ToolCall
-from whet.envs.tools.results import error_line, result_text, shown
 from whet.envs.tools.schema import fitting
-from whet.envs.tools.tool import OpenTools, Tool, ToolFailed, ToolLimits, ToolSource, ToolText, ToolTimedOut, tool_name
+from whet.envs.tools.tool import (
+    FunctionSource,
+    OpenTools,
+    Tool,
+    ToolFailed,
+    ToolLimits,
+    ToolSource,
+    ToolText,
+    ToolTimedOut,
+    tool_name,
+)
 from whet.registry import error_text
 from whet.rollout.calls import CallPool
 from whet.types import Completion, InitialObservation, Message, Prompt, StepResult, WhetError, did_you_mean
+
+NOTHING = "(no result)"
+LONGEST_ERROR = 300  # characters
+MOST_ITEMS = 1000  # of what a generator yields
+# the folders in front of a file: not the slash of 1/2, nor what follows https:
+FOLDERS = re.compile(r"(?<![\w/.:<])(?:/[\w.@~+-]+)+/")
+
+
+def result_text(value: Any, most: int) -> ToolText:
+    """The result as text, cut. Whatever its methods do, a text comes of it."""
+    if isinstance(value, ToolText):
+        return value
+    text = _text(value)
+    # what no tokenizer takes: halves of surrogate pairs
+    text = text.encode("utf-8", "replace").decode("utf-8")
+    return ToolText(text[:most], len(text))
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return str(value)
+    if value is None:
+        return NOTHING
+    if isinstance(value, bytes | bytearray):
+        try:
+            return bytes(value).decode()
+        except UnicodeDecodeError:
+            return f"({len(value)} bytes that are no text)"
+    if isinstance(value, Iterator):  # what a generator yields is its result
+        value = list(itertools.islice(value, MOST_ITEMS))
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    elif _is_bare(type(value)):
+        value = _attributes(value)  # its own text would be an address, another one in every run
+    makers: list[Callable[[Any], str]] = [lambda given: json.dumps(given, ensure_ascii=False), str, repr]
+    for make in makers:
+        try:
+            text = make(value)
+        except Exception:  # not JSON, endless, too many digits, or a method of its own that raises
+            continue
+        if isinstance(text, str):
+            return text
+    return f"(a {type(value).__name__} that has no text)"
+
+
+def _is_bare(kind: Any) -> bool:
+    """A class that says nothing about how it is written."""
+    return kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__
+
+
+def _attributes(value: Any) -> Any:
+    """The public attributes of a plain object, or the name of its class."""
+    public = {name: content for name, content in getattr(value, "__dict__", {}).items() if not name.startswith("_")}
+    return public or f"(a {type(value).__name__})"
+
+
+def shown(result: ToolText, most: int) -> tuple[str, bool]:
+    """The text the model is shown, and whether something was left out."""
+    if result.length <= most:
+        return result.text, False
+    return f"{result.text[:most]}\n... ({result.length - most} more characters were left out)", True
+
+
+def error_line(text: str) -> str:
+    """One line that the model can read: no line breaks, no folders of the machine, not too long."""
+    line = FOLDERS.sub("", " ".join(text[: 20 * LONGEST_ERROR].split()))
+    line = line.encode("utf-8", "replace").decode("utf-8")
+    return f"error: {line if len(line) <= LONGEST_ERROR else line[: LONGEST_ERROR - 3] + '...'}"
+
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +128,14 @@ class CallFormat:
     )
     answers_as: str = "tool"  # the role that brings results; "user" where a template knows no other, in tags
     written: Callable[[str, Any], str] | None = None  # a call as text, by name and arguments, where instructions are
+    openings: tuple[str, ...] | None = None  # texts that a call begins with; None: a call may begin with anything
+
+    def said(self, text: str) -> str:
+        """Of a text that is being written, what is certainly no part of a call, nor blanks in front of one."""
+        if self.openings is None or text[:1].isspace():
+            return ""
+        ends = [_first_opening(text, opening) for opening in self.openings]
+        return text[: min(ends, default=len(text))].rstrip()
 
     def conversation(
         self, messages: Sequence[Message], schemas: Sequence[Mapping[str, Any]]
@@ -76,6 +168,15 @@ class CallFormat:
         return {"role": self.answers_as, "name": name, "content": text}
 
 
+def _first_opening(text: str, opening: str) -> int:
+    """Where the opening stands in a text, whole or as the text's end; the text's length where it does not."""
+    found = text.find(opening)
+    if found >= 0:
+        return found
+    sizes = range(min(len(opening), len(text)), 0, -1)
+    return len(text) - next((size for size in sizes if text.endswith(opening[:size])), 0)
+
+
 @dataclass(frozen=True)
 class _Answer:
     """The result of a call, and what it counts as."""
@@ -103,6 +204,18 @@ class ToolEnvironment:
         self._tools: dict[str, Tool] = {}
         self._schemas = [schema for source in sources for schema in source.schemas]
         self.stops = call_format.stops
+
+    @property
+    def no_branches(self) -> str:
+        """Why an episode with these tools cannot branch: one of them remembers its calls; empty where none does."""
+        keeping = [source.name for source in self._sources if not isinstance(source, FunctionSource)]
+        return f"the tool {keeping[0]} may keep what its calls leave; plain functions can branch" if keeping else ""
+
+    def fork(self) -> ToolEnvironment:
+        """The same tools for another branch of the episode; what is open is closed with this one."""
+        twin = copy.copy(self)
+        twin._opened = []
+        return twin
 
     async def start(self, prompt: Prompt) -> InitialObservation | None:
         """The prompt with the tools. A plain text is sent as it is: it has to say itself what can be called."""

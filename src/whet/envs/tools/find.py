@@ -28,7 +28,7 @@ from whet.envs.tools.tool import (
     tool_name,
 )
 from whet.registry import imported
-from whet.reward.sandbox import shared_sandbox
+from whet.reward.sandbox.pool import shared_sandbox
 from whet.rollout.calls import CallPool
 from whet.types import WhetError, did_you_mean
 

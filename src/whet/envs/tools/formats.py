@@ -1,24 +1,42 @@
-"""How calls are written in a run: read, explained and answered as the chat template does, as JSON, or as Python."""
+"""How calls are written in a run: read, explained and answered as the chat template does, as JSON, or as Python.
+
+How the policy calls tools, for environments that have some.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from whet.data.call_formats import (
     EXAMPLES,
     Calls,
+    call_openings,
     call_stops,
     call_text,
     chosen_format,
     expected_call,
     parse_calls,
+    template_shows,
     tool_instructions,
 )
 from whet.data.chat import templated
 from whet.data.turns import turn_renderer
 from whet.envs.tools.environment import CallFormat
 from whet.types import Completion, WhetError
+
+
+@dataclass(frozen=True)
+class Calling:
+    """The settings of a run that environments with tools need."""
+
+    tools: Sequence[str | Callable[..., Any]] = ()  # beside the environment's own
+    call_format: str = "auto"
+    tool_seconds: float = 10.0
+    tokenizer: Any = None
+    history: str = "template"
+    instructions: bool = True
 
 
 def call_format_of(
@@ -30,7 +48,8 @@ def call_format_of(
 ) -> CallFormat:
     """The format of a run. A template that cannot write calls, or not the tools' answers, is refused here.
 
-    `instructions` False: prompts say themselves what can be called, where the template does not.
+    `instructions` False: prompts say themselves what can be called, where the template does not; of "loose" calls
+    the template says nothing then.
     Without a tokenizer nothing is known of a template: the format is then JSON, to look at an environment before a
     model is read.
     """
@@ -49,11 +68,13 @@ def call_format_of(
         return CallFormat(read, EXAMPLES[chosen])
     if not tokenizer.chat_template:
         return CallFormat(read, EXAMPLES[chosen], instruct, call_stops(chosen), answers_as="user", written=written)
-    if chosen == "template":
+    if chosen == "template" or (chosen == "loose" and instructions and template_shows(tokenizer, schemas)):
         turn_renderer(tokenizer, chat=True, tools=schemas, history=history, roles=("tool",))
-        return CallFormat(read, expected_call(chosen, tokenizer, schemas))
+        openings = call_openings(chosen, tokenizer, schemas)
+        return CallFormat(read, expected_call(chosen, tokenizer, schemas), openings=openings)
     instructs_as, answers_as = _instructing_role(tokenizer), _answering_role(tokenizer, history)
-    return CallFormat(read, EXAMPLES[chosen], instruct, call_stops(chosen), instructs_as, answers_as, written)
+    openings = call_openings(chosen, tokenizer, schemas)
+    return CallFormat(read, EXAMPLES[chosen], instruct, call_stops(chosen), instructs_as, answers_as, written, openings)
 
 
 def _instructing_role(tokenizer: Any) -> str:

@@ -29,7 +29,9 @@ from whet.envs.tools.tool import (
     ToolTimedOut,
     tool_name,
 )
-from whet.reward.sandbox import Limits, Sandbox, SandboxSession, SessionOver, shared_sandbox
+from whet.reward.sandbox.job import Limits
+from whet.reward.sandbox.pool import Sandbox, shared_sandbox
+from whet.reward.sandbox.session import SandboxSession, SessionOver
 from whet.types import WhetError
 
 WALL = 2  # times the processor time of a call: the clock only catches what sleeps

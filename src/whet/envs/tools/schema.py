@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any
 
+from whet.settings.hostile import shown
 from whet.types import WhetError, did_you_mean
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
@@ -141,12 +142,12 @@ def mismatch(value: Any, schema: Any, level: int = 0) -> str:
             complaints = [mismatch(value, option, level + 1) for option in options]
             return "" if "" in complaints else complaints[0]
     if isinstance(enum := schema.get("enum"), list) and not any(_equal(value, allowed) for allowed in enum):
-        return f"expected one of {', '.join(map(str, enum))}, got {_shown(value)}"
+        return f"expected one of {', '.join(map(str, enum))}, got {shown(value)}"
     kinds = schema.get("type")
     wanted = [kinds] if isinstance(kinds, str) else [str(kind) for kind in kinds or ()]
     known = [kind for kind in wanted if kind in CHECKS]
     if known and len(known) == len(wanted) and not any(CHECKS[kind](value) for kind in known):
-        return f"expected {' or '.join(known)}, got {_shown(value)}"
+        return f"expected {' or '.join(known)}, got {shown(value)}"
     return _inner_mismatch(value, schema, level)
 
 
@@ -195,11 +196,3 @@ def _as_integer(value: Any, schema: Any) -> Any:
     wants = isinstance(schema, Mapping) and schema.get("type") == "integer"
     is_whole = isinstance(value, float) and math.isfinite(value) and value.is_integer()
     return int(value) if wants and is_whole else value
-
-
-def _shown(value: Any) -> str:
-    try:
-        text = repr(value)
-    except Exception:  # an integer of many digits has no text
-        text = type(value).__name__
-    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,13 +45,27 @@ def search_source(corpus: str = "", k: int = 3) -> FunctionSource:
     return FunctionSource(as_tool(searcher(read_corpus(str(corpus)), k)))
 
 
-def searcher(documents: list[CorpusDocument], k: int) -> Callable[[str], str]:
-    """The search tool: a function from a query to its `k` best passages as text. The index is built here, once."""
+def _bm25s() -> Any:
+    """The package, without JAX: it would load it for a choice of the best that is not used here, and JAX takes three
+    quarters of a GPU's memory when it is loaded."""
+    hides_jax = "jax" not in sys.modules
+    if hides_jax:
+        sys.modules["jax"] = None  # type: ignore[assignment]
     try:
         import bm25s
     except ImportError:
         raise WhetError("the tool 'search' needs bm25s; run pip install 'whet[search]'") from None
+    finally:
+        if hides_jax:
+            del sys.modules["jax"]
+    return bm25s
+
+
+def searcher(documents: list[CorpusDocument], k: int) -> Callable[[str], str]:
+    """The search tool: a function from a query to its `k` best passages as text. The index is built here, once."""
     import numpy
+
+    bm25s = _bm25s()
 
     pieces = [(number, piece) for number, document in enumerate(documents, 1) for piece in _pieces(document)]
     index = bm25s.BM25()

@@ -100,10 +100,11 @@ class BalancedBand(StepClip):
     def edges(self, ratio: Tensor, advantage: Tensor, counts: Tensor) -> tuple[float, float]:
         """The band of a step."""
         ratio, gain = ratio.double(), advantage.double() * counts
+        better, worse = gain.clamp(min=0), -gain.clamp(max=0)
 
         def unbalanced(low: float, high: float) -> bool:
-            good = (ratio.clamp(max=high) * gain.clamp(min=0)).sum()
-            return bool(good < self.target * (ratio.clamp(min=low) * -gain.clamp(max=0)).sum())
+            good = (ratio.clamp(max=high) * better).sum()
+            return bool(good < self.target * (ratio.clamp(min=low) * worse).sum())
 
         low, high = self.low, self.high
         while low < self.low_most and unbalanced(low, high):

@@ -2,20 +2,217 @@
 gradient.
 
 Before the losses of a step, `sums` of all its passes and ranks are added; `value` makes the anchor of them.
+
+How are two completions set against each other? Contrasts: `(chosen, rejected) -> [B]`, from scores to one
+difference.
+
+Are good completions imitated as well? Terms `(completions, totals) -> [B]`, shares of the step included.
+
+How much does a row count? Weights of rows `(completions) -> [B]`, never with gradient. None: all alike.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from whet.objective.advantage import Memory
 from whet.objective.component import Component, ComponentProtocol, number
 from whet.objective.lazy_torch import torch
-from whet.objective.preference.batch import PairBatch
+from whet.objective.preference.batch import PairBatch, PairCompletions, PairTotals, summed
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+class PairContrast(ComponentProtocol, Protocol):
+    """The difference of the two scores of a pair, [B]."""
+
+    def __call__(self, chosen: Tensor, rejected: Tensor) -> Tensor: ...
+
+    def at(self, progress: float) -> PairContrast:
+        """The contrast when this share of the run, in [0, 1], is done."""
+        ...
+
+    def symbols(self) -> str:
+        """In terms of s_w and s_l."""
+        ...
+
+
+class ScoreDifference(Component):
+    """m = s_w - s_l."""
+
+    name: ClassVar[str] = "difference"
+    in_symbols: ClassVar[str] = "s_w - s_l"
+
+    def __call__(self, chosen: Tensor, rejected: Tensor) -> Tensor:
+        return chosen - rejected
+
+    def at(self, progress: float) -> ScoreDifference:
+        return self
+
+
+@dataclass(frozen=True)
+class Shifted(Component):
+    """m = s_w - f s_l, f from `factor` at the start linearly to `final` at the end. Yang 2025 (2502.07599).
+
+    With s = log pi / ref the factor applies to the reference too.
+    """
+
+    factor: float = number(0.95, above=0, most=1)
+    final: float = number(0.95, above=0, most=1)
+    name: ClassVar[str] = "shifted"
+    in_symbols: ClassVar[str] = "s_w - {0.factor:g} s_l"
+
+    def __call__(self, chosen: Tensor, rejected: Tensor) -> Tensor:
+        return chosen - self.factor * rejected
+
+    def at(self, progress: float) -> Shifted:
+        return replace(self, factor=self.factor + (self.final - self.factor) * min(max(progress, 0.0), 1.0))
+
+    def words(self) -> str:
+        moving = f", moving to {self.final:g} by the end" if self.final != self.factor else ""
+        return f"the rejected completion counts {self.factor:g}{moving}: less reason to push both down"
+
+
+@dataclass(frozen=True)
+class Protected(Component):
+    """m = s_w - s_l - penalty max(0, -s_w). Pal 2024 (2402.13228)."""
+
+    penalty: float = number(50.0, above=0, instead="objective.contrast=difference")
+    name: ClassVar[str] = "protected"
+    in_words: ClassVar[str] = (
+        "a chosen completion that is worth less than nothing costs {0.penalty:g} times what it lacks"
+    )
+    in_symbols: ClassVar[str] = "s_w - s_l - {0.penalty:g} max(0, -s_w)"
+
+    def __call__(self, chosen: Tensor, rejected: Tensor) -> Tensor:
+        return chosen - rejected - self.penalty * (-chosen).clamp(min=0)
+
+    def at(self, progress: float) -> Protected:
+        return self
+
+
+class ImitateGood(ComponentProtocol, Protocol):
+    """What is added to the cost of a row for imitating its good completion."""
+
+    def __call__(self, completions: PairCompletions, totals: PairTotals) -> Tensor | None: ...
+
+    def symbols(self) -> str:
+        """The term with its sign, such as ` - 0.1 log pi(y_w)`; empty for none."""
+        ...
+
+
+class NoPairImitation(Component):
+    """Nothing."""
+
+    name: ClassVar[str] = "none"
+    in_symbols: ClassVar[str] = ""
+
+    def __call__(self, completions: PairCompletions, totals: PairTotals) -> Tensor | None:
+        return None
+
+
+def _good(completions: PairCompletions, values: Tensor) -> Tensor:
+    return torch.where(completions.batch.good, values, 0.0).sum(-1)
+
+
+@dataclass(frozen=True)
+class Summed(Component):
+    """-coefficient log pi(y_w), mean over the good completions of the step: a long completion counts with its
+    length."""
+
+    coefficient: float = number(1.0, above=0, instead="objective.imitate=none")
+    name: ClassVar[str] = "summed"
+    in_words: ClassVar[str] = "imitate the chosen completion with {0.coefficient:g}, all of its tokens added"
+    in_symbols: ClassVar[str] = " - {0.coefficient:g} log pi(y_w)"
+
+    def __call__(self, completions: PairCompletions, totals: PairTotals) -> Tensor | None:
+        return -self.coefficient / max(totals.desirable, 1) * _good(completions, completions.logp)
+
+
+@dataclass(frozen=True)
+class PerCompletion(Component):
+    """-coefficient / n_w log pi(y_w), mean over the good completions of the step: all completions count alike."""
+
+    coefficient: float = number(1.0, above=0, instead="objective.imitate=none")
+    name: ClassVar[str] = "per_completion"
+    in_words: ClassVar[str] = "imitate the chosen completion with {0.coefficient:g}, a token of it on average"
+    in_symbols: ClassVar[str] = " - {0.coefficient:g}/n_w log pi(y_w)"
+
+    def __call__(self, completions: PairCompletions, totals: PairTotals) -> Tensor | None:
+        return -self.coefficient / max(totals.desirable, 1) * _good(completions, completions.mean_logp)
+
+
+@dataclass(frozen=True)
+class PerToken(Component):
+    """-coefficient / M log pi(y_w), M the tokens of all good completions of the step: all tokens count alike."""
+
+    coefficient: float = number(1.0, above=0, instead="objective.imitate=none")
+    name: ClassVar[str] = "per_token"
+    in_words: ClassVar[str] = "imitate the chosen completions with {0.coefficient:g}, each token alike"
+    in_symbols: ClassVar[str] = " - {0.coefficient:g} (mean over the step's tokens of log pi(y_w))"
+
+    def __call__(self, completions: PairCompletions, totals: PairTotals) -> Tensor | None:
+        return -self.coefficient / max(totals.desirable_tokens, 1) * _good(completions, completions.logp)
+
+
+class PairWeight(ComponentProtocol, Protocol):
+    """How much a row counts, [B], without gradient; None where all count alike."""
+
+    def __call__(self, completions: PairCompletions) -> Tensor | None: ...
+
+    def symbols(self) -> str:
+        """The factor in front of a row's cost."""
+        ...
+
+
+class Alike(Component):
+    """1."""
+
+    name: ClassVar[str] = "alike"
+    in_symbols: ClassVar[str] = ""
+
+    def __call__(self, completions: PairCompletions) -> Tensor | None:
+        return None
+
+
+class OwnWords(Component):
+    """w_w w_l, w = exp( 1/n SUM_t (logp_t - log SUM_v p_v^2) ). Zhou 2024 (2406.11827), equation 2.
+
+    Small for a completion the policy would hardly have drawn itself.
+    """
+
+    name: ClassVar[str] = "own_words"
+    needs: ClassVar[frozenset[str]] = frozenset({"log_square"})
+    in_words: ClassVar[str] = "pairs count by how likely the policy is to say such things itself"
+    in_symbols: ClassVar[str] = "w_w w_l, w = exp(mean_t(log pi_t - log SUM_v pi_v^2)), times "
+
+    def __call__(self, completions: PairCompletions) -> Tensor | None:
+        square = completions.extras.log_square
+        if square is None:
+            raise ValueError("own_words needs the log_square of the pass and got none")
+        usual = summed(completions.batch, square.detach().to(completions.logp.dtype))
+        log_weight = torch.where(
+            completions.batch.counted[:, None], (completions.logp.detach() - usual) / completions.lengths, 0.0
+        )
+        return log_weight.sum(-1).exp()
+
+
+@dataclass(frozen=True)
+class MarginGate(Component):
+    """sigma((bias - (log pi(y_w) - log pi(y_l))) / temperature). Xu 2023 (2312.16682)."""
+
+    bias: float = 0.0
+    temperature: float = number(1.0, above=0)
+    name: ClassVar[str] = "margin_gate"
+    needs: ClassVar[frozenset[str]] = frozenset({"pairs"})
+    in_words: ClassVar[str] = "pairs that are far enough apart stop counting"
+    in_symbols: ClassVar[str] = "sigma(({0.bias:g} - log pi(y_w)/pi(y_l))/{0.temperature:g}) "
+
+    def __call__(self, completions: PairCompletions) -> Tensor | None:
+        logp = completions.logp.detach()
+        return torch.sigmoid((self.bias - (logp[:, 0] - logp[:, 1])) / self.temperature)
 
 
 class Anchor(ComponentProtocol, Protocol):

@@ -16,13 +16,19 @@ from typing import TYPE_CHECKING, Any
 from whet.objective.advantage import Memory
 from whet.objective.lazy_torch import torch
 from whet.objective.policy import Loss
-from whet.objective.preference.anchor import Anchor, Zero
+from whet.objective.preference.anchor import (
+    Alike,
+    Anchor,
+    ImitateGood,
+    NoPairImitation,
+    PairContrast,
+    PairWeight,
+    ScoreDifference,
+    Zero,
+)
 from whet.objective.preference.batch import PairBatch, PairCompletions, PairExtras, PairTotals, completions_of
-from whet.objective.preference.contrast import PairContrast, ScoreDifference
-from whet.objective.preference.imitate import ImitateGood, NoPairImitation
 from whet.objective.preference.pair_losses import CostCurve, PairScores
 from whet.objective.preference.score import CompletionScore
-from whet.objective.preference.weigh import Alike, PairWeight
 from whet.objective.reference import Frozen, ReferencePolicy
 from whet.types import WhetError
 

@@ -4,7 +4,7 @@ The only room of the package where methods have names. Adding a method made of k
 """
 
 from whet.objective.policy import Objective
-from whet.objective.presets import agents, clip_variants, critic, group, off_policy, teacher, variants
+from whet.objective.presets import agents, critic, group, off_policy, teacher, variants
 from whet.objective.presets.preset import Preset
 
 EVERY = (
@@ -12,20 +12,20 @@ EVERY = (
     *(group.GRPO, group.GRPO_R1, group.DR_GRPO, group.DAPO),
     *(variants.GSPO, variants.GSPO_TOKEN, variants.LUSPO, variants.CISPO, variants.GMPO, variants.SAPO),
     *(variants.GRPO_SEGMENT, variants.LAMBDA_GRPO, variants.OPO, variants.MAXRL, variants.PASS_AT_K, variants.SIMKO),
-    *(clip_variants.DPPO_TV, clip_variants.DPPO_KL, clip_variants.VESPO, clip_variants.CLIP_COV, clip_variants.KL_COV),
+    *(variants.DPPO_TV, variants.DPPO_KL, variants.VESPO, variants.CLIP_COV, variants.KL_COV),
     *(critic.PPO, critic.PPO_DUAL, critic.PPO_PENALTY, critic.VAPO, critic.VTRACE),
     *(variants.GDPO, variants.SPO, agents.GRPO_PROCESS, agents.GIGPO),
     *(off_policy.PMD_MEAN, off_policy.DRO, off_policy.PRIME_RL, off_policy.TOPR, off_policy.ASYM_RE),
-    *(off_policy.M2PO, off_policy.A_STAR_PO, off_policy.CHORD, clip_variants.BAPO, variants.REWARDS_AS_LABELS),
+    *(off_policy.M2PO, off_policy.A_STAR_PO, off_policy.CHORD, variants.BAPO, variants.REWARDS_AS_LABELS),
     *(
-        clip_variants.CE_GPPO,
-        clip_variants.DCPO,
-        clip_variants.ASPO,
-        clip_variants.FIPO,
+        variants.CE_GPPO,
+        variants.DCPO,
+        variants.ASPO,
+        variants.FIPO,
         variants.DELTA_L,
         variants.ENTROPIC,
     ),
-    *(agents.RLOO_TURNS, agents.ECHO, agents.RAE),
+    *(agents.RLOO_TURNS, agents.RLOO_TREE, agents.TREE_GRPO, agents.ECHO, agents.RAE),
     *teacher.EVERY,
 )
 

@@ -10,6 +10,7 @@ from whet.objective.policy import Objective
 from whet.objective.presets.preset import Preset
 from whet.objective.ratio import TokenRatio
 from whet.objective.scale import GroupStd, NoScale
+from whet.objective.siblings import GroupAndTree, Siblings
 from whet.objective.steps import AnchoredSteps, StepSum, TurnReturn
 from whet.objective.terms import ImitateObserved
 
@@ -25,6 +26,39 @@ RLOO_TURNS = Preset(
         "normalising by turn index, the usual form, is biased: objective.baseline=turn_index_rewards, docs/bias.md",
     ),
     episodes=True,
+)
+
+RLOO_TREE = Preset(
+    Objective("rloo_tree", Siblings(), NoScale(), TokenRatio(), PPOClip(0.2, 0.2), FixedLength(), NoKL()),
+    title="RLOO by siblings",
+    paper="after Ahmadian et al. 2024, Back to Basics, arXiv 2402.14740; trees are whet's",
+    formula="A_d = V_d - mean of V over the other draws from the same state,  V_d = mean R of the leaves below d",
+    fixes="one baseline for all turns: each is compared with what else was tried from its own state, without a bias",
+    breaks="leaves share their beginning: fewer first turns are tried for as many leaves",
+    deviations=("clip, fixed length and no KL are whet's choice, as in rloo_turns",),
+    episodes=True,
+    run={"env": {"branching": "turns"}},
+)
+
+TREE_GRPO = Preset(
+    Objective("tree_grpo", GroupAndTree(), NoScale(), TokenRatio(), PPOClip(0.2, 0.2), TokenMean(), K3(0.001)),
+    title="Tree-GRPO",
+    paper="Ji et al. 2025, Tree Search for LLM Agent Reinforcement Learning, arXiv 2509.21240",
+    formula="A = (R - mean_g) / std_g + (R - mean_tree) / std_tree over leaves,  2 trees of 3 leaves",
+    fixes="episodes that share their first turns cost fewer tokens and calls, and siblings say which turn was better",
+    breaks="biased: leaves count alike, whatever was drawn on the way, and a shared turn has the sum of its leaves' A",
+    deviations=(
+        "the authors' code plays a tree's first episode to its end, then goes on from 2 of its states chosen at random "
+        "(N = 2, L = 1), the prompt among them; here a state branches when it is reached: a choice in hindsight is "
+        "biased, docs/bias.md",
+        "in the loss a row counts by the draws on its way, in the code all leaves alike: the same where trees are "
+        "balanced and have equally many leaves",
+        "a tree of one leaf adds nothing; the code adds its bare reward",
+        "aggregate, KL and the numbers of trees and leaves are those of the authors' scripts (M = 2, K = 3); their "
+        "code clips twice, objective.clip=dual_clip with ceiling 3",
+    ),
+    episodes=True,
+    run={"env": {"branching": "turns", "leaves": 3}, "batch": {"group_size": 2}},
 )
 
 ECHO = Preset(

@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
-from whet.objective.preference.anchor import AnchorRunningMean, Mismatched
-from whet.objective.preference.contrast import Protected, Shifted
-from whet.objective.preference.imitate import PerCompletion, Summed
+from whet.objective.preference.anchor import (
+    AnchorRunningMean,
+    MarginGate,
+    Mismatched,
+    OwnWords,
+    PerCompletion,
+    Protected,
+    Shifted,
+    Summed,
+)
 from whet.objective.preference.objective import PairObjective
-from whet.objective.preference.pair_losses import Blend, Hinge, Logistic, Lowered, Rivals, Squared, Unflipped
+from whet.objective.preference.pair_losses import (
+    Blend,
+    Classified,
+    Hinge,
+    Logistic,
+    Lowered,
+    NoiseContrast,
+    Prospect,
+    Rivals,
+    Saturating,
+    Squared,
+    Targets,
+    Unflipped,
+)
 from whet.objective.preference.score import (
     AlphaDivergence,
     ForwardKL,
@@ -20,8 +40,6 @@ from whet.objective.preference.score import (
     SharedLength,
     WeighedEntropy,
 )
-from whet.objective.preference.single_losses import Classified, NoiseContrast, Prospect, Saturating, Targets
-from whet.objective.preference.weigh import MarginGate, OwnWords
 from whet.objective.presets.preset import LEFT_OUT, Preset
 from whet.objective.reference import MovingAverage, Reset
 

@@ -17,7 +17,7 @@ from typing import Any
 from whet.pages.board.files import FileState, FoundFolder, GrowingLog, file_state, last_lines, read_small, spaced_lines
 from whet.pages.board.reader import CONFIG, RunReader, parsed_line
 from whet.record.evaluations import best_remark
-from whet.record.health import recorded_finding
+from whet.record.health.finding import recorded_finding
 from whet.record.log import METRICS, SAMPLES, SUMMARY, EvalRecord
 from whet.record.notes import NOTES, notes_from
 from whet.record.run import RunRecord, ending_of

@@ -26,7 +26,7 @@ def add_routes(app: BoardApp, board: Board) -> None:
         return json_response([experiment.record() for experiment in _experiments()])
 
     def table(request: BoardRequest) -> BoardResponse:
-        from whet.pages.lab.experiments import experiment_named
+        from whet.pages.lab.page import experiment_named
 
         _experiments()
         experiment = experiment_named(request.path["experiment"])
@@ -39,7 +39,7 @@ def add_routes(app: BoardApp, board: Board) -> None:
 
 
 def _experiments() -> tuple[Any, ...]:
-    from whet.pages.lab.experiments import experiments
+    from whet.pages.lab.page import experiments
 
     with _one_at_a_time:
         return experiments()
@@ -47,7 +47,7 @@ def _experiments() -> tuple[Any, ...]:
 
 @lru_cache(maxsize=512)
 def _table(name: str, settings: tuple[tuple[str, float | str], ...]) -> dict[str, Any]:
-    from whet.pages.lab.experiments import experiment_named
+    from whet.pages.lab.page import experiment_named
 
     with _one_at_a_time:
         return experiment_named(name).table(dict(settings)).record()

@@ -22,11 +22,12 @@ from whet import __version__
 from whet.pages.board.files import FileState, GrowingLog, file_state, last_lines, read_small, spaced_lines
 from whet.pages.run_charts import Envelopes, SeriesPoints, step_columns
 from whet.record.evaluations import with_size
-from whet.record.health import FindingSpan, current_spans, recorded_finding
+from whet.record.health.finding import FindingSpan, recorded_finding
+from whet.record.health.registry import current_spans
 from whet.record.log import METRICS, SUMMARY, EvalRecord, in_todays_names
+from whet.record.rows import ThinnedLog
 from whet.record.run import RunRecord, StepTotals
 from whet.record.run_folder import is_locked, status_of
-from whet.record.thinning import ThinnedLog
 from whet.types import StepReport
 
 CONFIG = "config.toml"

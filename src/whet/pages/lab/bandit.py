@@ -17,17 +17,7 @@ import torch
 from torch import Tensor
 
 from whet.objective import PRESETS, Memory, Objective, RunSetting, check_setting, step_totals, title
-from whet.pages.lab.experiment import (
-    Experiment,
-    LabChart,
-    LabSettings,
-    LabTable,
-    Selector,
-    Slider,
-    chart_spec,
-    line,
-    number,
-)
+from whet.pages.lab import experiment as lab
 from whet.types import Extras, TokenBatch, WhetError
 
 START = (0.5, 0.2, 0.05, 0.02)  # probability of each prompt's right completion at the start
@@ -250,16 +240,16 @@ def offered() -> tuple[str, ...]:
     return tuple(found)
 
 
-def _table(settings: LabSettings) -> LabTable:
-    name, size = str(settings["method"]), int(number(settings, "group_size"))
-    steps, seeds = int(number(settings, "steps")), int(number(settings, "seeds"))
+def _table(settings: lab.LabSettings) -> lab.LabTable:
+    name, size = str(settings["method"]), int(lab.number(settings, "group_size"))
+    steps, seeds = int(lab.number(settings, "steps")), int(lab.number(settings, "seeds"))
     objective = PRESETS[name].objective
     try:
-        updates, refused = allowed_updates(objective, size, int(number(settings, "updates")))
+        updates, refused = allowed_updates(objective, size, int(lab.number(settings, "updates")))
     except WhetError as error:
-        return LabTable(refused=str(error))
+        return lab.LabTable(refused=str(error))
     steps = min(steps, LIMIT // (updates * seeds))
-    rate = number(settings, "rate")
+    rate = lab.number(settings, "rate")
     runs = [trained(objective, steps, size, updates, rate, seed) for seed in range(seeds)]
     places = list(range(steps + 1))
 
@@ -268,7 +258,7 @@ def _table(settings: LabSettings) -> LabTable:
         together = list(zip(*each, strict=True))
         mean = [sum(values) / len(values) for values in together]
         band = ([min(values) for values in together], [max(values) for values in together])
-        return line(said, places, mean, tone, band=band if seeds > 1 else None)
+        return lab.line(said, places, mean, tone, band=band if seeds > 1 else None)
 
     said = PRESETS[name].title
     reward = [curve(said, [[sum(at) / len(at) for at in run.right] for run in runs], 0)]
@@ -288,25 +278,27 @@ def _table(settings: LabSettings) -> LabTable:
     facts = [("reward at the end", f"{sum(ends) / len(ends):.3f}")]
     if refused:
         facts.append((f"updates per step: {updates}", refused))
-    return LabTable(
+    return lab.LabTable(
         (
-            LabChart("Expected reward", chart_spec("step", "", reward, **share), note),
-            LabChart("Entropy", chart_spec("step", "nats", entropy, steps=True, y_range=(0, None)), note),
-            LabChart("Expected length", chart_spec("step", "tokens", length, steps=True), note),
-            LabChart("Right completions, by prompt", chart_spec("step", "", prompts, **share), said, overlay=False),
-            LabChart("Kinds of completion", chart_spec("step", "", kinds, **share), said, overlay=False),
+            lab.LabChart("Expected reward", lab.chart_spec("step", "", reward, **share), note),
+            lab.LabChart("Entropy", lab.chart_spec("step", "nats", entropy, steps=True, y_range=(0, None)), note),
+            lab.LabChart("Expected length", lab.chart_spec("step", "tokens", length, steps=True), note),
+            lab.LabChart(
+                "Right completions, by prompt", lab.chart_spec("step", "", prompts, **share), said, overlay=False
+            ),
+            lab.LabChart("Kinds of completion", lab.chart_spec("step", "", kinds, **share), said, overlay=False),
         ),
         tuple(facts),
         "; ".join(objective.symbols(updates)),
     )
 
 
-def experiment() -> Experiment:
+def experiment() -> lab.Experiment:
     """What the lab shows of it."""
     methods = offered()
     options = tuple((name, title(PRESETS[name].objective)) for name in methods)
     plain, other = _defaults(methods)
-    return Experiment(
+    return lab.Experiment(
         "bandit",
         "A bandit that learns",
         "What do two methods do with the same luck?",
@@ -316,12 +308,12 @@ def experiment() -> Experiment:
         "make the clip rule matter.",
         (("Sutton and Barto, Reinforcement Learning, chapter 2.8", ""), ("Williams 1992", "")),
         (
-            Selector("method", "method", options, plain),
-            Slider("rate", "learning rate (Adam)", (0.03, 0.1), 0.1, log=True, reach=(0.01, 1.0)),
-            Slider("group_size", "completions per prompt, G", (8,), 8, whole=True, reach=(2, 32)),
-            Slider("updates", "updates per step", (1, 4), 4, whole=True, reach=(1, 8)),
-            Slider("steps", "steps", (30,), 30, whole=True, reach=(5, 100)),
-            Slider("seeds", "seeds", (3,), 3, whole=True, reach=(1, 5)),
+            lab.Selector("method", "method", options, plain),
+            lab.Slider("rate", "learning rate (Adam)", (0.03, 0.1), 0.1, log=True, reach=(0.01, 1.0)),
+            lab.Slider("group_size", "completions per prompt, G", (8,), 8, whole=True, reach=(2, 32)),
+            lab.Slider("updates", "updates per step", (1, 4), 4, whole=True, reach=(1, 8)),
+            lab.Slider("steps", "steps", (30,), 30, whole=True, reach=(5, 100)),
+            lab.Slider("seeds", "seeds", (3,), 3, whole=True, reach=(1, 5)),
         ),
         _table,
         compared={"method": other},

@@ -16,18 +16,7 @@ from whet.pages.clip_plots import (
     ratio_range,
     weights,
 )
-from whet.pages.lab.experiment import (
-    Experiment,
-    LabChart,
-    LabControl,
-    LabSettings,
-    LabTable,
-    Selector,
-    Slider,
-    chart_spec,
-    line,
-    number,
-)
+from whet.pages.lab import experiment as lab
 
 POINTS = 48  # of a curve, its edges apart
 FACTORS = (0.5, 2.0, 0.25, 4.0, 0.75, 1.5)  # of a rule's own number, the most interesting ones first
@@ -36,7 +25,7 @@ PROBES = (0.05, 0.3, 0.55, 0.75, 0.85, 0.95, 1.05, 1.15, 1.25, 1.35, 1.5, 1.75, 
 PROBABILITIES = (0.01, 0.05, 0.2, 0.5, 0.9)
 
 
-def rule_sliders(name: str) -> list[Slider]:
+def rule_sliders(name: str) -> list[lab.Slider]:
     """A slider for each number of a rule: what methods use, and multiples of the rule's own, as far as it takes them.
 
     A number that changes nothing in this picture has none.
@@ -53,15 +42,15 @@ def rule_sliders(name: str) -> list[Slider]:
             choices[setting.name] = (own, wanted)
     most = MOST_VALUES.get(len(choices), 2)
     return [
-        Slider(f"{name}.{each}", each, tuple(sorted(wanted[:most])), own, log=True, when={"rule": (name,)})
+        lab.Slider(f"{name}.{each}", each, tuple(sorted(wanted[:most])), own, log=True, when={"rule": (name,)})
         for each, (own, wanted) in choices.items()
     ]
 
 
-def rule_of(settings: LabSettings) -> Clip:
+def rule_of(settings: lab.LabSettings) -> Clip:
     """The rule that is chosen, with its numbers as they are set. A combination it does not take is a ValueError."""
     name = str(settings["rule"])
-    given = {path.partition(".")[2]: number(settings, path) for path in settings if path.startswith(f"{name}.")}
+    given = {path.partition(".")[2]: lab.number(settings, path) for path in settings if path.startswith(f"{name}.")}
     kind: Any = AXES["clip"][name]
     return kind(**given)
 
@@ -88,42 +77,46 @@ def _taken(kind: Any, numbers: dict[str, float]) -> bool:
     return True
 
 
-def _table(settings: LabSettings) -> LabTable:
+def _table(settings: lab.LabSettings) -> lab.LabTable:
     try:
         rule = rule_of(settings)
     except ValueError as error:
-        return LabTable(refused=str(error))
-    probability = number(settings, "probability") if "probability" in settings else 0.5
+        return lab.LabTable(refused=str(error))
+    probability = lab.number(settings, "probability") if "probability" in settings else 0.5
     low, high = ratio_range(rule)
     if looks_at_probability(rule):
         high = min(high, 1 / probability)
     series = []
     for tone, (side, said) in enumerate(SIDES):
         points = curve_points(rule, side, (low, high), probability, POINTS)
-        series.append(line(said, [at for at, _ in points], [weight for _, weight in points], tone))
-    spec = chart_spec("ratio", "weight", series, y_range=(0, None), lines=[{"x": 1, "label": "on policy"}], height=320)
+        series.append(lab.line(said, [at for at, _ in points], [weight for _, weight in points], tone))
+    spec = lab.chart_spec(
+        "ratio", "weight", series, y_range=(0, None), lines=[{"x": 1, "label": "on policy"}], height=320
+    )
     notes = []
     if looks_at_completion(rule):
         notes.append(f"one token of {COMPLETION_TOKENS}, the others at ratio 1")
     titles = [preset.title for preset in PRESETS.values() if preset.objective.clip.name == rule.name]
     facts = (("methods with this rule", ", ".join(titles) or "none of the presets"), ("in words", rule.words()))
-    return LabTable((LabChart("The factor in front of grad log pi", spec, "; ".join(notes)),), facts, rule.symbols())
+    return lab.LabTable(
+        (lab.LabChart("The factor in front of grad log pi", spec, "; ".join(notes)),), facts, rule.symbols()
+    )
 
 
-def _controls() -> tuple[LabControl, ...]:
+def _controls() -> tuple[lab.LabControl, ...]:
     names = list(AXES["clip"])
     likely = tuple(name for name in names if looks_at_probability(AXES["clip"][name]()))
     sliders = [slider for name in names for slider in rule_sliders(name)]
     return (
-        Selector("rule", "clip rule", tuple((name, name) for name in names), "ppo_clip"),
+        lab.Selector("rule", "clip rule", tuple((name, name) for name in names), "ppo_clip"),
         *sliders,
-        Slider("probability", "old probability", PROBABILITIES, 0.5, log=True, when={"rule": likely}),
+        lab.Slider("probability", "old probability", PROBABILITIES, 0.5, log=True, when={"rule": likely}),
     )
 
 
-def experiment() -> Experiment:
+def experiment() -> lab.Experiment:
     """What the lab shows of it."""
-    return Experiment(
+    return lab.Experiment(
         "clip",
         "Clip rules",
         "How far off-policy may a token learn?",

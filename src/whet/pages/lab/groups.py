@@ -10,23 +10,11 @@ import torch
 from torch import Tensor
 
 from whet.objective import AXES, Memory, Objective
-from whet.pages.lab.experiment import (
-    Experiment,
-    LabChart,
-    LabSettings,
-    LabTable,
-    Selector,
-    Slider,
-    asks,
-    chart_spec,
-    evenly,
-    line,
-    number,
-)
+from whet.pages.lab import experiment as lab
 from whet.types import TokenBatch, WhetError
 
 LENGTHS = (4, 8, 12)  # tokens of a group's completions, in turn
-RATES = evenly(0.02, 0.98, 25)
+RATES = lab.evenly(0.02, 0.98, 25)
 NOISE = 1e-9  # of an advantage: below, it is the rounding of one machine
 PATTERNS = {
     "one_right": "one right, the others wrong",
@@ -40,11 +28,11 @@ PATTERNS = {
 
 def usable_baselines() -> list[str]:
     """Baselines that judge whole completions by their rewards and ask for nothing else."""
-    return [name for name, kind in AXES["baseline"].items() if not (asks(kind) or kind.per_token)]  # type: ignore[attr-defined]
+    return [name for name, kind in AXES["baseline"].items() if not (lab.asks(kind) or kind.per_token)]  # type: ignore[attr-defined]
 
 
 def usable_scales() -> list[str]:
-    return [name for name, kind in AXES["scale"].items() if not asks(kind)]
+    return [name for name, kind in AXES["scale"].items() if not lab.asks(kind)]
 
 
 def rewards(pattern: str, group_size: int) -> tuple[float, ...]:
@@ -86,30 +74,34 @@ def _objective(baseline: str, scale: str) -> Objective:
     return Objective("lab", AXES["baseline"][baseline](), AXES["scale"][scale](), **chosen)
 
 
-def _table(settings: LabSettings) -> LabTable:
-    size, pattern = int(number(settings, "group_size")), str(settings["pattern"])
+def _table(settings: lab.LabSettings) -> lab.LabTable:
+    size, pattern = int(lab.number(settings, "group_size")), str(settings["pattern"])
     baseline, scale = str(settings["baseline"]), str(settings["scale"])
     objective = _objective(baseline, scale)
     words = f"A = {objective.scale.symbols(objective.baseline.symbols())}"
     if size < objective.baseline.smallest_group:
-        return LabTable(words=words, refused=f"{baseline} needs groups of {objective.baseline.smallest_group} or more")
+        return lab.LabTable(
+            words=words, refused=f"{baseline} needs groups of {objective.baseline.smallest_group} or more"
+        )
     earned = rewards(pattern, size)
     try:
         found = advantages(baseline, scale, earned)
         plain = advantages(baseline, "none", earned)
     except WhetError as error:
-        return LabTable(words=words, refused=str(error))
+        return lab.LabTable(words=words, refused=str(error))
     numbers = list(range(1, size + 1))
-    series = [line("reward", numbers, earned, 7, marked=True), line("advantage", numbers, found, 0, bars=True)]
+    series = [lab.line("reward", numbers, earned, 7, marked=True), lab.line("advantage", numbers, found, 0, bars=True)]
     if scale != "none":
-        series.append(line("advantage, not scaled", numbers, plain, 1, dashed=True, marked=True))
-    spec = chart_spec("completion", "", series, steps=True, lines=[{"y": 0, "label": ""}])
+        series.append(lab.line("advantage, not scaled", numbers, plain, 1, dashed=True, marked=True))
+    spec = lab.chart_spec("completion", "", series, steps=True, lines=[{"y": 0, "label": ""}])
     by_count = [advantages(baseline, scale, (1.0,) * right + (0.0,) * (size - right)) for right in range(size + 1)]
-    return LabTable(
+    return lab.LabTable(
         (
-            LabChart("This group", spec),
-            LabChart("By how many are right", _count_spec(size, by_count), "rewards of 0 and 1"),
-            LabChart("By success rate", _rate_spec(size, by_count), "groups drawn at that rate; exact, not sampled"),
+            lab.LabChart("This group", spec),
+            lab.LabChart("By how many are right", _count_spec(size, by_count), "rewards of 0 and 1"),
+            lab.LabChart(
+                "By success rate", _rate_spec(size, by_count), "groups drawn at that rate; exact, not sampled"
+            ),
         ),
         (
             ("sum of the advantages", f"{round(sum(found), 9) + 0.0:.3g}"),
@@ -124,10 +116,10 @@ def _count_spec(size: int, by_count: list[tuple[float, ...]]) -> dict[str, Any]:
     good = [each[0] if right else None for right, each in enumerate(by_count)]
     bad = [each[-1] if right < size else None for right, each in enumerate(by_count)]
     series = [
-        line("a right completion", counts, good, 0, marked=True),
-        line("a wrong one", counts, bad, 1, marked=True),
+        lab.line("a right completion", counts, good, 0, marked=True),
+        lab.line("a wrong one", counts, bad, 1, marked=True),
     ]
-    return chart_spec("right completions of the group", "advantage", series, steps=True)
+    return lab.chart_spec("right completions of the group", "advantage", series, steps=True)
 
 
 def _rate_spec(size: int, by_count: list[tuple[float, ...]]) -> dict[str, Any]:
@@ -141,17 +133,17 @@ def _rate_spec(size: int, by_count: list[tuple[float, ...]]) -> dict[str, Any]:
 
     signal = expected([float(any(abs(value) > NOISE for value in each)) for each in by_count])
     strength = expected([sum(abs(member) for member in group) / size for group in by_count])
-    series = [line("groups with a signal", RATES, signal, 2), line("mean |A|", RATES, strength, 0)]
-    return chart_spec("success rate of the prompt", "", series, y_range=(0, None))
+    series = [lab.line("groups with a signal", RATES, signal, 2), lab.line("mean |A|", RATES, strength, 0)]
+    return lab.chart_spec("success rate of the prompt", "", series, y_range=(0, None))
 
 
 def _named(names: list[str]) -> tuple[tuple[str, str], ...]:
     return tuple((name, name) for name in names)
 
 
-def experiment() -> Experiment:
+def experiment() -> lab.Experiment:
     """What the lab shows of it."""
-    return Experiment(
+    return lab.Experiment(
         "groups",
         "Groups and advantages",
         "Better than what, and in which unit?",
@@ -164,10 +156,10 @@ def experiment() -> Experiment:
             ("Liu et al. 2025, on the std", "2503.20783"),
         ),
         (
-            Slider("group_size", "completions per prompt, G", (2, 4, 8, 16), 8, whole=True, reach=(2, 32)),
-            Selector("pattern", "rewards of the group", tuple(PATTERNS.items()), "one_right"),
-            Selector("baseline", "baseline", _named(usable_baselines()), "group_mean"),
-            Selector("scale", "scale (the std on or off)", _named(usable_scales()), "group_std"),
+            lab.Slider("group_size", "completions per prompt, G", (2, 4, 8, 16), 8, whole=True, reach=(2, 32)),
+            lab.Selector("pattern", "rewards of the group", tuple(PATTERNS.items()), "one_right"),
+            lab.Selector("baseline", "baseline", _named(usable_baselines()), "group_mean"),
+            lab.Selector("scale", "scale (the std on or off)", _named(usable_scales()), "group_std"),
         ),
         _table,
     )

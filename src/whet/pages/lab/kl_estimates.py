@@ -11,23 +11,12 @@ import torch
 from torch import Tensor
 
 from whet.objective import AXES, Objective
-from whet.pages.lab.experiment import (
-    Experiment,
-    LabChart,
-    LabSettings,
-    LabTable,
-    Selector,
-    Slider,
-    chart_spec,
-    evenly,
-    line,
-    number,
-)
+from whet.pages.lab import experiment as lab
 from whet.types import TokenBatch, Totals
 
-PLACES = evenly(-5.0, 5.0, 41)  # one for each token
-SHIFTS = evenly(0.0, 2.5, 21)
-SLOPES = evenly(-2.0, 2.0, 41)
+PLACES = lab.evenly(-5.0, 5.0, 41)  # one for each token
+SHIFTS = lab.evenly(0.0, 2.5, 21)
+SLOPES = lab.evenly(-2.0, 2.0, 41)
 
 
 def components(where: str) -> list[str]:
@@ -100,8 +89,8 @@ def exact_pull(logp: Tensor, reference: Tensor, reverse: bool) -> list[float]:
     return gradient.tolist()
 
 
-def _table(settings: LabSettings) -> LabTable:
-    shift, width, where = number(settings, "shift"), number(settings, "width"), str(settings["where"])
+def _table(settings: lab.LabSettings) -> lab.LabTable:
+    shift, width, where = lab.number(settings, "shift"), lab.number(settings, "width"), str(settings["where"])
     names = components(where)
     # in the loss k1 pulls nowhere, and is refused; what it estimates is drawn all the same
     terms = ({} if where == "reward" else {"k1": "k1_reward"}) | {name: name for name in names}
@@ -110,17 +99,17 @@ def _table(settings: LabSettings) -> LabTable:
     truth = [true_kl(*each) for each in curves]
     for tone, (name, term) in enumerate(terms.items()):
         found = [moments(term, *each) for each in curves]
-        values.append(line(name, SHIFTS, [mean for mean, _ in found], tone))
-        spreads.append(line(name, SHIFTS, [std for _, std in found], tone))
-    values.append(line("KL(policy, reference)", SHIFTS, truth, 7, dashed=True))
+        values.append(lab.line(name, SHIFTS, [mean for mean, _ in found], tone))
+        spreads.append(lab.line(name, SHIFTS, [std for _, std in found], tone))
+    values.append(lab.line("KL(policy, reference)", SHIFTS, truth, 7, dashed=True))
     logp, reference = bells(shift, width)
     pulls = [
-        line(name, PLACES, pull(term, logp, reference) if term in names else [0.0] * len(PLACES), tone)
+        lab.line(name, PLACES, pull(term, logp, reference) if term in names else [0.0] * len(PLACES), tone)
         for tone, (name, term) in enumerate(terms.items())
     ]
-    pulls.append(line("KL(policy, reference)", PLACES, exact_pull(logp, reference, False), 7, dashed=True))
-    pulls.append(line("KL(reference, policy)", PLACES, exact_pull(logp, reference, True), 6, dashed=True))
-    estimates = [line(name, SLOPES, _estimate(term), tone) for tone, (name, term) in enumerate(terms.items())]
+    pulls.append(lab.line("KL(policy, reference)", PLACES, exact_pull(logp, reference, False), 7, dashed=True))
+    pulls.append(lab.line("KL(reference, policy)", PLACES, exact_pull(logp, reference, True), 6, dashed=True))
+    estimates = [lab.line(name, SLOPES, _estimate(term), tone) for tone, (name, term) in enumerate(terms.items())]
     mark = [{"x": shift, "label": "shift", "rests": True}]
     facts = [("KL(policy, reference)", f"{true_kl(logp, reference):.4g}")]
     facts.append(("KL(reference, policy)", f"{true_kl(reference, logp):.4g}"))
@@ -128,17 +117,17 @@ def _table(settings: LabSettings) -> LabTable:
         (f"{name}, mean and std", "{:.4g} and {:.4g}".format(*moments(term, logp, reference)))
         for name, term in terms.items()
     ]
-    return LabTable(
+    return lab.LabTable(
         (
-            LabChart("What it says, on average", chart_spec("shift", "nats", values, lines=mark)),
-            LabChart(
-                "How much one sample scatters", chart_spec("shift", "std", spreads, y_range=(0, None), lines=mark)
+            lab.LabChart("What it says, on average", lab.chart_spec("shift", "nats", values, lines=mark)),
+            lab.LabChart(
+                "How much one sample scatters", lab.chart_spec("shift", "std", spreads, y_range=(0, None), lines=mark)
             ),
-            LabChart(
+            lab.LabChart(
                 "Where it pulls: expected gradient on each logit",
-                chart_spec("token (its place under the bells)", "gradient / beta", pulls),
+                lab.chart_spec("token (its place under the bells)", "gradient / beta", pulls),
             ),
-            LabChart("The estimate of one sample", chart_spec("u = log pi - log ref", "nats", estimates)),
+            lab.LabChart("The estimate of one sample", lab.chart_spec("u = log pi - log ref", "nats", estimates)),
         ),
         tuple(facts),
         "samples are the policy's own; beta is 1",
@@ -151,9 +140,9 @@ def _estimate(name: str) -> list[float]:
     return term.value(u, torch.ones_like(u)).tolist()
 
 
-def experiment() -> Experiment:
+def experiment() -> lab.Experiment:
     """What the lab shows of it."""
-    return Experiment(
+    return lab.Experiment(
         "kl",
         "k1, k2, k3",
         "What do the estimators estimate, and where do they pull?",
@@ -167,9 +156,9 @@ def experiment() -> Experiment:
             ("DeepSeek-V3.2", "2512.02556"),
         ),
         (
-            Slider("shift", "distance of the bells", (0, 0.1, 0.25, 0.5, 1, 1.5, 2, 2.5), 0.5),
-            Slider("width", "width of the policy's bell", (0.6, 0.8, 1, 1.25, 1.6), 1),
-            Selector("where", "the term stands in the", (("loss", "loss"), ("reward", "reward")), "loss"),
+            lab.Slider("shift", "distance of the bells", (0, 0.1, 0.25, 0.5, 1, 1.5, 2, 2.5), 0.5),
+            lab.Slider("width", "width of the policy's bell", (0.6, 0.8, 1, 1.25, 1.6), 1),
+            lab.Selector("where", "the term stands in the", (("loss", "loss"), ("reward", "reward")), "loss"),
         ),
         _table,
     )

@@ -12,23 +12,13 @@ import torch
 from torch import Tensor
 
 from whet.objective import AXES
-from whet.pages.lab.experiment import (
-    Experiment,
-    LabChart,
-    LabSettings,
-    LabTable,
-    Slider,
-    chart_spec,
-    evenly,
-    line,
-    number,
-)
+from whet.pages.lab import experiment as lab
 from whet.types import TokenBatch
 
 TOKENS = 10
 WANTED = 6  # good tokens of TOKENS earn the reward; a token is good or bad with equal chance
 SEED = 7
-LAMBDAS = evenly(0.0, 1.0, 21)
+LAMBDAS = lab.evenly(0.0, 1.0, 21)
 CRITICS = 8
 SHOWN = "1101001101"  # the tokens of the episode whose trace is drawn, 1 is good
 
@@ -98,23 +88,23 @@ def by_lambda(error: float, gamma: float) -> tuple[tuple[float, float], ...]:
     return tuple(found)
 
 
-def _table(settings: LabSettings) -> LabTable:
-    lam, gamma, error = (number(settings, name) for name in ("lam", "gamma", "error"))
-    drawn = number(settings, "episodes")
+def _table(settings: lab.LabSettings) -> lab.LabTable:
+    lam, gamma, error = (lab.number(settings, name) for name in ("lam", "gamma", "error"))
+    drawn = lab.number(settings, "episodes")
     found = by_lambda(error, gamma)
     bias, scatter = [each for each, _ in found], [each / drawn**0.5 for _, each in found]
     total = [(b**2 + s**2) ** 0.5 for b, s in zip(bias, scatter, strict=True)]
     series = [
-        line("bias", LAMBDAS, bias, 1),
-        line("scatter of the mean", LAMBDAS, scatter, 2),
-        line("both", LAMBDAS, total, 0),
+        lab.line("bias", LAMBDAS, bias, 1),
+        lab.line("scatter of the mean", LAMBDAS, scatter, 2),
+        lab.line("both", LAMBDAS, total, 0),
     ]
     tokens = torch.tensor([[int(each) for each in SHOWN]])
     batch = episodes(error, tokens)
     places = list(range(1, TOKENS + 1))
     ends = [(lam, 0), (0.0, 1), (1.0, 2)]
     traces = [
-        line(
+        lab.line(
             f"lambda {each:g}",
             places,
             estimates(batch, each, gamma)[0].tolist(),
@@ -125,30 +115,30 @@ def _table(settings: LabSettings) -> LabTable:
         for each, tone in ends
     ]
     said, truth = (played.value[0].tolist() for played in (batch, episodes(0.0, tokens)) if played.value is not None)
-    critic = [line("the critic", places, said, 3), line("the truth", places, truth, 7, dashed=True)]
+    critic = [lab.line("the critic", places, said, 3), lab.line("the truth", places, truth, 7, dashed=True)]
     best = min(zip(total, LAMBDAS, strict=True))[1]
-    return LabTable(
+    return lab.LabTable(
         (
-            LabChart(
+            lab.LabChart(
                 "Error of the first token's advantage",
-                chart_spec(
+                lab.chart_spec(
                     "lambda", "", series, y_range=(0, None), lines=[{"x": lam, "label": "lambda", "rests": True}]
                 ),
                 f"all {2**TOKENS} episodes of {TOKENS} tokens, {CRITICS} critics",
             ),
-            LabChart(
-                "One episode: advantages", chart_spec("token", "advantage", traces, steps=True), f"it wins: {SHOWN}"
+            lab.LabChart(
+                "One episode: advantages", lab.chart_spec("token", "advantage", traces, steps=True), f"it wins: {SHOWN}"
             ),
-            LabChart("One episode: values", chart_spec("token", "chance to win", critic, steps=True)),
+            lab.LabChart("One episode: values", lab.chart_spec("token", "chance to win", critic, steps=True)),
         ),
         (("smallest error of both at lambda", f"{best:g}"),),
         AXES["baseline"]["gae"](gamma=gamma, lam=lam).symbols(),
     )
 
 
-def experiment() -> Experiment:
+def experiment() -> lab.Experiment:
     """What the lab shows of it."""
-    return Experiment(
+    return lab.Experiment(
         "gae",
         "GAE",
         "How far ahead should an advantage look?",
@@ -158,10 +148,10 @@ def experiment() -> Experiment:
         "forgets an early token's merit.",
         (("Schulman et al. 2015, eq. 16", "1506.02438"), ("Yue et al. 2025", "2504.05118")),
         (
-            Slider("lam", "lambda", tuple(evenly(0.0, 1.0, 11)), 0.9),
-            Slider("gamma", "gamma", (0.8, 0.9, 0.95, 0.99, 1.0), 1.0),
-            Slider("error", "error of the critic", (0.0, 0.03, 0.1, 0.2, 0.4), 0.2),
-            Slider("episodes", "episodes averaged", (1, 8, 64, 512), 64, whole=True, log=True),
+            lab.Slider("lam", "lambda", tuple(lab.evenly(0.0, 1.0, 11)), 0.9),
+            lab.Slider("gamma", "gamma", (0.8, 0.9, 0.95, 0.99, 1.0), 1.0),
+            lab.Slider("error", "error of the critic", (0.0, 0.03, 0.1, 0.2, 0.4), 0.2),
+            lab.Slider("episodes", "episodes averaged", (1, 8, 64, 512), 64, whole=True, log=True),
         ),
         _table,
     )

@@ -3,6 +3,8 @@
 In the file what repeats is stored once: a table is the number of its notes and the numbers of its charts; a chart is
 the number of its frame, a spec with None for every column, and the numbers of its columns in the order in which the
 frame wants them. Tables stand in the order of `Experiment.grid`. lab.js unpacks in the same way.
+
+Every experiment of the lab, in the order in which a reader meets them.
 """
 
 from __future__ import annotations
@@ -11,14 +13,44 @@ import base64
 import gzip
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from whet.pages.lab import (
+    bandit,
+    clip_weights,
+    groups,
+    kl_estimates,
+    lookahead,
+    preferences,
+    rare_token,
+    ratio_noise,
+    shares,
+)
 from whet.pages.lab.experiment import PLACE_DIGITS, Experiment, rounded
-from whet.pages.lab.experiments import experiments
 from whet.pages.render import render_live
 from whet.record.run_folder import write_atomically
-from whet.types import WhetError
+from whet.types import WhetError, did_you_mean
+
+MODULES = (groups, clip_weights, rare_token, ratio_noise, shares, kl_estimates, lookahead, preferences, bandit)
+
+
+@cache
+def experiments() -> tuple[Experiment, ...]:
+    """All of them, in the order of the page."""
+    return tuple(module.experiment() for module in MODULES)
+
+
+def experiment_named(name: str) -> Experiment:
+    """The experiment of that name; an error that names the nearest where there is none."""
+    found = {experiment.name: experiment for experiment in experiments()}
+    if name not in found:
+        raise WhetError(
+            f"no experiment is called {name[:40]!r}{did_you_mean(name[:40], found)}; give {', '.join(found)}"
+        )
+    return found[name]
+
 
 COLUMNS = ("x", "y", "low", "high")
 SCRIPT = "lab.js"

@@ -6,21 +6,10 @@ import torch
 
 from whet.objective import PAIR_PRESETS, PairObjective, title, with_changes
 from whet.objective.preference.batch import PairBatch, pair_totals
-from whet.pages.lab.experiment import (
-    Experiment,
-    LabChart,
-    LabSettings,
-    LabTable,
-    Selector,
-    Slider,
-    chart_spec,
-    evenly,
-    line,
-    number,
-)
+from whet.pages.lab import experiment as lab
 from whet.types import WhetError
 
-MARGINS = evenly(-20.0, 20.0, 41)
+MARGINS = lab.evenly(-20.0, 20.0, 41)
 TOKENS = 20  # of the chosen completion
 REF_LOGP = -1.0  # of each token under the reference
 # what a pair of log-probabilities supplies; an anchor that looks at other pairs is held at 0
@@ -73,15 +62,15 @@ def curves(
     return each.tolist(), both[:, 0].tolist(), both[:, 1].tolist()
 
 
-def _table(settings: LabSettings) -> LabTable:
+def _table(settings: lab.LabSettings) -> lab.LabTable:
     name, split = str(settings["method"]), str(settings["split"])
     preset = PAIR_PRESETS[name]
     try:
-        objective = with_factor(preset.objective, number(settings, "factor"))
+        objective = with_factor(preset.objective, lab.number(settings, "factor"))
     except WhetError as error:
-        return LabTable(refused=str(error))
-    loss, chosen, rejected = curves(objective, MARGINS, split, int(number(settings, "rejected_tokens")))
-    feasible = [_feasible(each, split, int(number(settings, "rejected_tokens"))) for each in MARGINS]
+        return lab.LabTable(refused=str(error))
+    loss, chosen, rejected = curves(objective, MARGINS, split, int(lab.number(settings, "rejected_tokens")))
+    feasible = [_feasible(each, split, int(lab.number(settings, "rejected_tokens"))) for each in MARGINS]
     losses, pushes, pulls = (
         [value if fine else None for value, fine in zip(each, feasible, strict=True)]
         for each in (loss, [-value for value in chosen], [-value for value in rejected])
@@ -90,17 +79,18 @@ def _table(settings: LabSettings) -> LabTable:
     facts = [("paper", preset.paper)]
     if "mismatched_logp" in objective.needs():
         facts.append(("drawn with", "an anchor of 0"))
-    return LabTable(
+    return lab.LabTable(
         (
-            LabChart(
-                "Loss of a pair", chart_spec("margin, nats", "loss", [line("loss", MARGINS, losses, 0)], lines=zero)
+            lab.LabChart(
+                "Loss of a pair",
+                lab.chart_spec("margin, nats", "loss", [lab.line("loss", MARGINS, losses, 0)], lines=zero),
             ),
-            LabChart(
+            lab.LabChart(
                 "How hard it pushes: - d loss / d log pi",
-                chart_spec(
+                lab.chart_spec(
                     "margin, nats",
                     "",
-                    [line("the chosen, up", MARGINS, pushes, 0), line("the rejected, up", MARGINS, pulls, 1)],
+                    [lab.line("the chosen, up", MARGINS, pushes, 0), lab.line("the rejected, up", MARGINS, pulls, 1)],
                     lines=[*zero, {"y": 0, "label": ""}],
                 ),
             ),
@@ -117,12 +107,12 @@ def _feasible(margin: float, split: str, rejected_tokens: int) -> bool:
     return all(REF_LOGP + each < 0 for each in moved)
 
 
-def experiment() -> Experiment:
+def experiment() -> lab.Experiment:
     """What the lab shows of it."""
     methods = drawn_methods()
     options = tuple((name, title(PAIR_PRESETS[name].objective)) for name in methods)
     second = next(name for name in methods if PAIR_PRESETS[name].objective.curve.name == "hinge")
-    return Experiment(
+    return lab.Experiment(
         "preference",
         "Preference losses",
         "What does a pair cost, and when does it stop teaching?",
@@ -136,10 +126,10 @@ def experiment() -> Experiment:
             ("Meng et al. 2024, eq. 6", "2405.14734"),
         ),
         (
-            Selector("method", "method", options, methods[0]),
-            Slider("factor", "beta, times the method's own", FACTORS, 1.0, log=True),
-            Selector("split", "the margin comes", tuple(SPLITS.items()), "both"),
-            Slider("rejected_tokens", f"tokens of the rejected (chosen: {TOKENS})", (10, 20, 40), 20, whole=True),
+            lab.Selector("method", "method", options, methods[0]),
+            lab.Slider("factor", "beta, times the method's own", FACTORS, 1.0, log=True),
+            lab.Selector("split", "the margin comes", tuple(SPLITS.items()), "both"),
+            lab.Slider("rejected_tokens", f"tokens of the rejected (chosen: {TOKENS})", (10, 20, 40), 20, whole=True),
         ),
         _table,
         compared={"method": second},

@@ -12,7 +12,7 @@ from torch import Tensor
 from whet.objective import AXES, Objective, step_totals
 from whet.objective.clip import Clip
 from whet.pages.clip_plots import remembered
-from whet.pages.lab.experiment import Experiment, LabChart, LabSettings, LabTable, Slider, chart_spec, line, number
+from whet.pages.lab import experiment as lab
 from whet.types import TokenBatch
 
 TOKENS = 8  # of the vocabulary: one rare, seven common
@@ -76,9 +76,9 @@ def _logp(logits: Tensor) -> Tensor:
     return torch.log_softmax(logits, -1)
 
 
-def _table(settings: LabSettings) -> LabTable:
-    high, start = number(settings, "high"), number(settings, "start")
-    updates, rate = int(number(settings, "updates")), number(settings, "rate")
+def _table(settings: lab.LabSettings) -> lab.LabTable:
+    high, start = lab.number(settings, "high"), lab.number(settings, "start")
+    updates, rate = int(lab.number(settings, "updates")), lab.number(settings, "rate")
     clip: Any = AXES["clip"]["ppo_clip"]
     rules: dict[str, Clip] = {
         f"high {high:g}": clip(LOW, high),
@@ -90,19 +90,20 @@ def _table(settings: LabSettings) -> LabTable:
 
     def curves(field: str, x: list[int]) -> list[dict[str, Any]]:
         return [
-            line(name, x, getattr(run, field), tone, dashed=tone == 2) for tone, (name, run) in enumerate(runs.items())
+            lab.line(name, x, getattr(run, field), tone, dashed=tone == 2)
+            for tone, (name, run) in enumerate(runs.items())
         ]
 
-    probability = chart_spec("step", "probability", curves("probability", steps), y_log=True, steps=True)
+    probability = lab.chart_spec("step", "probability", curves("probability", steps), y_log=True, steps=True)
     edges = [{"y": 1 + high, "label": "upper edge"}]
-    ratio = chart_spec("update of the first step", "ratio", curves("ratio", counts), steps=True, lines=edges)
-    entropy = chart_spec("step", "nats", curves("entropy", steps), steps=True)
+    ratio = lab.chart_spec("update of the first step", "ratio", curves("ratio", counts), steps=True, lines=edges)
+    entropy = lab.chart_spec("step", "nats", curves("entropy", steps), steps=True)
     facts = [(f"steps until it is likelier than not, {name}", _until(run.probability)) for name, run in runs.items()]
-    return LabTable(
+    return lab.LabTable(
         (
-            LabChart("Probability of the rare token", probability, "the scale is logarithmic"),
-            LabChart("Its ratio within one batch", ratio),
-            LabChart("Entropy of the policy", entropy),
+            lab.LabChart("Probability of the rare token", probability, "the scale is logarithmic"),
+            lab.LabChart("Its ratio within one batch", ratio),
+            lab.LabChart("Entropy of the policy", entropy),
         ),
         tuple(facts),
         f"weight = r [not (A > 0 and r > 1 + high)] [not (A < 0 and r < {1 - LOW:g})]",
@@ -114,9 +115,9 @@ def _until(probability: tuple[float, ...]) -> str:
     return f"more than {STEPS}" if found is None else str(found)
 
 
-def experiment() -> Experiment:
+def experiment() -> lab.Experiment:
     """What the lab shows of it."""
-    return Experiment(
+    return lab.Experiment(
         "rare",
         "A rare token and the upper edge",
         "Why raise the upper edge of the clip and not the lower?",
@@ -126,10 +127,10 @@ def experiment() -> Experiment:
         "learning rate jumps over any edge within one update.",
         (("Yu et al. 2025, section 3.1", "2503.14476"), ("Schulman et al. 2017, eq. 7", "1707.06347")),
         (
-            Slider("high", "upper edge, high", (0.1, 0.2, 0.24, 0.28, 0.35, 0.5, 1.0), 0.28, reach=(0.0, 2.0)),
-            Slider("start", "probability at the start", (0.001, 0.003, 0.01, 0.03, 0.1), 0.01, log=True),
-            Slider("updates", "updates per step", (1, 2, 4, 6), 6, whole=True),
-            Slider("rate", "learning rate", (0.05, 0.1, 0.2, 0.5), 0.2, log=True),
+            lab.Slider("high", "upper edge, high", (0.1, 0.2, 0.24, 0.28, 0.35, 0.5, 1.0), 0.28, reach=(0.0, 2.0)),
+            lab.Slider("start", "probability at the start", (0.001, 0.003, 0.01, 0.03, 0.1), 0.01, log=True),
+            lab.Slider("updates", "updates per step", (1, 2, 4, 6), 6, whole=True),
+            lab.Slider("rate", "learning rate", (0.05, 0.1, 0.2, 0.5), 0.2, log=True),
         ),
         _table,
         plays=True,

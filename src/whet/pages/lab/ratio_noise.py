@@ -9,17 +9,7 @@ import torch
 from torch import Tensor
 
 from whet.objective import AXES, PRESETS
-from whet.pages.lab.experiment import (
-    Experiment,
-    LabChart,
-    LabSettings,
-    LabTable,
-    Slider,
-    asks,
-    chart_spec,
-    line,
-    number,
-)
+from whet.pages.lab import experiment as lab
 from whet.types import TokenBatch
 
 LENGTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
@@ -29,7 +19,7 @@ SEED = 20
 
 def ratio_names() -> list[str]:
     """The ratios to the policy before the updates that need no cut of the completion."""
-    return [name for name, kind in AXES["ratio"].items() if not asks(kind)]
+    return [name for name, kind in AXES["ratio"].items() if not lab.asks(kind)]
 
 
 @lru_cache(maxsize=4)
@@ -49,8 +39,8 @@ def ratios(name: str, spread: float, drift: float, length: int) -> Tensor:
     return kind()(log_ratio, batch)
 
 
-def _table(settings: LabSettings) -> LabTable:
-    spread, drift, width = (number(settings, name) for name in ("spread", "drift", "width"))
+def _table(settings: lab.LabSettings) -> lab.LabTable:
+    spread, drift, width = (lab.number(settings, name) for name in ("spread", "drift", "width"))
     clip: Any = AXES["clip"]["ppo_clip"]
     rule = clip(min(width, 1.0), width)
     bands, outside = [], []
@@ -65,10 +55,12 @@ def _table(settings: LabSettings) -> LabTable:
             action, logp = torch.ones_like(found, dtype=torch.bool), torch.zeros_like(found)
             sides = [rule(found, torch.full_like(found, side), action, logp) for side in (1.0, -1.0)]
             cut.append(float(sum((weight == 0).double().mean() for weight in sides) / 2))
-        bands.append(line(name, LENGTHS, middle, tone, band=(low, high)))
-        outside.append(line(name, LENGTHS, cut, tone, marked=True))
-    spans = chart_spec("tokens of a completion", "ratio", bands, x_log=True, y_log=True, height=300)
-    shares = chart_spec("tokens of a completion", "", outside, x_log=True, percent=True, y_range=(0, None), height=300)
+        bands.append(lab.line(name, LENGTHS, middle, tone, band=(low, high)))
+        outside.append(lab.line(name, LENGTHS, cut, tone, marked=True))
+    spans = lab.chart_spec("tokens of a completion", "ratio", bands, x_log=True, y_log=True, height=300)
+    shares = lab.chart_spec(
+        "tokens of a completion", "", outside, x_log=True, percent=True, y_range=(0, None), height=300
+    )
     used = sorted(
         {
             (preset.objective.ratio.name, f"{preset.objective.clip.low:g} / {preset.objective.clip.high:g}")  # type: ignore[attr-defined]
@@ -80,19 +72,19 @@ def _table(settings: LabSettings) -> LabTable:
         (f"edges that presets give {name}", ", ".join(edges for ratio, edges in used if ratio == name) or "none")
         for name in ratio_names()
     )
-    return LabTable(
+    return lab.LabTable(
         (
-            LabChart("The ratio, from its 5th to its 95th percentile", spans, f"of {COMPLETIONS} completions"),
-            LabChart("Share of tokens that the clip cuts off", shares, "half of them good, half bad"),
+            lab.LabChart("The ratio, from its 5th to its 95th percentile", spans, f"of {COMPLETIONS} completions"),
+            lab.LabChart("Share of tokens that the clip cuts off", shares, "half of them good, half bad"),
         ),
         facts,
         f"log r_t = {drift:g} + {spread:g} * normal, independent from token to token",
     )
 
 
-def experiment() -> Experiment:
+def experiment() -> lab.Experiment:
     """What the lab shows of it."""
-    return Experiment(
+    return lab.Experiment(
         "noise",
         "Noise of the ratios",
         "Which ratio can be trusted as completions grow?",
@@ -102,9 +94,9 @@ def experiment() -> Experiment:
         "of 0.01 a token is invisible token by token and plain in the sequence ratio.",
         (("Zheng et al. 2025, eq. 7", "2507.18071"), ("Schulman et al. 2017, section 3", "1707.06347")),
         (
-            Slider("spread", "noise of a token's log-ratio", (0.003, 0.01, 0.03, 0.1, 0.3), 0.1, log=True),
-            Slider("drift", "drift of every log-ratio", (-0.01, -0.003, 0, 0.003, 0.01), 0),
-            Slider("width", "half width of the clip", (0.0004, 0.002, 0.01, 0.05, 0.2, 0.4), 0.2, log=True),
+            lab.Slider("spread", "noise of a token's log-ratio", (0.003, 0.01, 0.03, 0.1, 0.3), 0.1, log=True),
+            lab.Slider("drift", "drift of every log-ratio", (-0.01, -0.003, 0, 0.003, 0.01), 0),
+            lab.Slider("width", "half width of the clip", (0.0004, 0.002, 0.01, 0.05, 0.2, 0.4), 0.2, log=True),
         ),
         _table,
     )

@@ -17,26 +17,14 @@ import torch
 from torch import Tensor
 
 from whet.objective import AXES, Objective
-from whet.pages.lab.experiment import (
-    Experiment,
-    LabChart,
-    LabSettings,
-    LabTable,
-    Selector,
-    Slider,
-    asks,
-    chart_spec,
-    evenly,
-    line,
-    number,
-)
+from whet.pages.lab import experiment as lab
 from whet.pages.lab.groups import usable_baselines
 from whet.types import TokenBatch, Totals, WhetError
 
 GROUP_SIZE = 8
 BUDGET = 40  # tokens, at most
 LENGTHS = (2, 4, 6, 8, 12, 16, 24, 32, BUDGET)
-RATES = (0.01, 0.02, *evenly(0.05, 0.95, 19), 0.98, 0.99)
+RATES = (0.01, 0.02, *lab.evenly(0.05, 0.95, 19), 0.98, 0.99)
 
 
 @dataclass(frozen=True)
@@ -138,12 +126,12 @@ def prompt_weight(objective: Objective, rate: float, group_size: int = GROUP_SIZ
 
 def aggregates() -> list[str]:
     """Every aggregation: none asks for more than the toy has, which is the completions and their turns."""
-    return [name for name, kind in AXES["aggregate"].items() if asks(kind) <= {"segment"}]
+    return [name for name, kind in AXES["aggregate"].items() if lab.asks(kind) <= {"segment"}]
 
 
 def group_scales() -> list[str]:
     """The scales that look at one group at a time: one that measures a whole batch weighs all its prompts alike."""
-    free = [name for name, kind in AXES["scale"].items() if not asks(kind)]
+    free = [name for name, kind in AXES["scale"].items() if not lab.asks(kind)]
     return [name for name in free if not _looks_beyond(name)]
 
 
@@ -181,21 +169,21 @@ def _rate_curve(baseline: str, scale: str, group_size: int) -> tuple[float, ...]
     return tuple(prompt_weight(objective, rate, group_size) for rate in RATES)
 
 
-def _table(settings: LabSettings) -> LabTable:
-    size, usual = int(number(settings, "group_size")), int(number(settings, "usual"))
+def _table(settings: lab.LabSettings) -> lab.LabTable:
+    size, usual = int(lab.number(settings, "group_size")), int(lab.number(settings, "usual"))
     baseline = str(settings["baseline"])
     smallest = AXES["baseline"][baseline]().smallest_group
     if size < smallest:
-        return LabTable(refused=f"{baseline} needs groups of {smallest} or more")
+        return lab.LabTable(refused=f"{baseline} needs groups of {smallest} or more")
     lengths, weights, left_out = [], [], []
     for tone, name in enumerate(aggregates()):
-        lengths.append(line(name, LENGTHS, _length_curve(baseline, "none", name, usual, size), tone))
+        lengths.append(lab.line(name, LENGTHS, _length_curve(baseline, "none", name, usual, size), tone))
     for tone, name in enumerate(group_scales()):
         try:
-            weights.append(line(name, RATES, _rate_curve(baseline, name, size), tone))
+            weights.append(lab.line(name, RATES, _rate_curve(baseline, name, size), tone))
         except WhetError as error:
             left_out.append(f"{name}: {error}")
-    length_spec = chart_spec(
+    length_spec = lab.chart_spec(
         "tokens of the long wrong completion",
         "push / exact",
         lengths,
@@ -204,7 +192,7 @@ def _table(settings: LabSettings) -> LabTable:
         lines=[{"y": 1, "label": "exact"}, {"x": usual, "label": "as long as the others"}],
         height=300,
     )
-    rate_spec = chart_spec(
+    rate_spec = lab.chart_spec(
         "success rate of the prompt",
         "weight / exact",
         weights,
@@ -212,14 +200,14 @@ def _table(settings: LabSettings) -> LabTable:
         lines=[{"y": 1, "label": "exact"}],
         height=300,
     )
-    return LabTable(
+    return lab.LabTable(
         (
-            LabChart(
+            lab.LabChart(
                 "Length: how hard a wrong completion is pushed down",
                 length_spec,
                 "one right and two wrong completions, equally likely; 1 where all have the same length",
             ),
-            LabChart("Difficulty: what a prompt counts", rate_spec, "; ".join(left_out) or "rewards of 0 and 1"),
+            lab.LabChart("Difficulty: what a prompt counts", rate_spec, "; ".join(left_out) or "rewards of 0 and 1"),
         ),
         (),
         "every group is enumerated with its probability: nothing is sampled",
@@ -238,9 +226,9 @@ def usable() -> list[str]:
     return found
 
 
-def experiment() -> Experiment:
+def experiment() -> lab.Experiment:
     """What the lab shows of it."""
-    return Experiment(
+    return lab.Experiment(
         "bias",
         "Length and difficulty bias",
         "Whose gradient is it?",
@@ -254,9 +242,9 @@ def experiment() -> Experiment:
             ("on dividing by the mean, 2026", "2602.02710"),
         ),
         (
-            Slider("group_size", "completions per prompt, G", (2, 4, 8, 12), 8, whole=True),
-            Slider("usual", "tokens of the other completions", (4, 8, 16), 8, whole=True),
-            Selector("baseline", "baseline", tuple((name, name) for name in usable()), "group_mean"),
+            lab.Slider("group_size", "completions per prompt, G", (2, 4, 8, 12), 8, whole=True),
+            lab.Slider("usual", "tokens of the other completions", (4, 8, 16), 8, whole=True),
+            lab.Selector("baseline", "baseline", tuple((name, name) for name in usable()), "group_mean"),
         ),
         _table,
     )

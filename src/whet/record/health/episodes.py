@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from whet.record.health.finding import HealthFinding, note, problem
@@ -16,6 +17,7 @@ SOME_MALFORMED = 0.05  # of the episodes: fewer are chance
 MANY_ERRORS = 0.3  # of the calls that were read
 MANY_FAILED = 0.05  # of the episodes
 MANY_LIMITED, MOST_LIMITED = 0.3, 0.5  # of the episodes
+MANY_SECONDS = 0.3  # of the run's own, spent waiting for environments
 MANY_CALLS = 2.0  # of an episode
 LIMITS = {  # what an episode may run out of, the setting that says how much there is, and what else helps
     StopReason.TURNS: ("turns", "env.max_turns", "reward fewer calls"),
@@ -98,6 +100,16 @@ def _limits(history: History) -> HealthFinding | None:
 def _slow(history: History) -> HealthFinding | None:
     if not any(step.counts.get("slow_environments") for step in history.steps):
         return None
+    recent = history.steps[-RECENT:]
+    phases = [phase for step in recent for phase in step.seconds.items() if math.isfinite(phase[1])]
+    spent = sum(seconds for _, seconds in phases)
+    waited = sum(seconds for name, seconds in phases if name == "environment") / spent if spent else 0.0
+    if waited >= MANY_SECONDS:
+        return note(
+            f"{percent(waited)} of the time of the last {len(recent)} steps went by waiting for the environment",
+            "nobody could write meanwhile. More episodes at once (batch.prompts_per_step) or rollouts beside training "
+            "(scale.max_staleness=1) hide the wait, a quicker tool shortens it",
+        )
     return note(
         "Answers of the environment take too long to be waited for while others can write",
         "the engine keeps writing for whoever is ready; two runs of the same seed may now differ in rounding",
@@ -156,7 +168,8 @@ EPISODE_RULES = (
     HealthRule(
         "slow environment",
         _slow,
-        "an answer took so long that the engine no longer waits for answers",
+        "an answer took so long that the engine no longer waits for answers; where three tenths of the time go by "
+        "waiting nevertheless, that is said",
         "always: a note that equal seeds may now differ in rounding",
         ("counts.turns",),
         is_note=True,

@@ -1,10 +1,13 @@
-"""The steps of a run so far and its settings, with what every rule asks of them. Pure."""
+"""The steps of a run so far and its settings, with what every rule asks of them. Pure.
+
+The settings of a run that health rules look at, or advise to change, by their names in a config.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import mul
 from statistics import fmean, median
@@ -12,12 +15,74 @@ from typing import Any
 
 from whet.record.evaluations import Evaluations, evaluations_of
 from whet.record.health.finding import SettingAdvice
-from whet.record.health.settings import SETTINGS
 from whet.record.log import EvalRecord
-from whet.record.metrics.significance import t_quantile
+from whet.record.metrics.intervals import t_quantile
 from whet.record.run_kinds import kind_of
 from whet.record.text import ACCURACY_NAMES
 from whet.types import StepReport
+
+SETTINGS = (
+    "batch.group_size",
+    "batch.prompts_per_step",
+    "batch.epochs_per_batch",
+    "batch.routing_replay",
+    "batch.staleness",
+    "batch.updates_per_step",
+    "critic.learning_rate",
+    "env.max_tokens",
+    "env.max_turns",
+    "env.seconds",
+    "env.step_seconds",
+    "env.tool_seconds",
+    "eval.every",
+    "eval.prompts",
+    "model.lora.alpha",
+    "model.lora.rank",
+    "objective.aggregate",
+    "objective.baseline",
+    "objective.baseline.gamma",
+    "objective.clip",
+    "objective.clip.high",
+    "objective.clip.low",
+    "objective.curve",
+    "objective.curve.beta",
+    "objective.imitate",
+    "objective.keep",
+    "objective.kl",
+    "objective.kl.beta",
+    "objective.mismatch",
+    "objective.ratio",
+    "objective.scale",
+    "objective.score",
+    "objective.value.warmup",
+    "optimizer.epsilon",
+    "optimizer.learning_rate",
+    "optimizer.max_gradient_norm",
+    "optimizer.warmup_steps",
+    "optimizer.weight_decay",
+    "report.save_every",
+    "reward.parts",
+    "reward.timeout",
+    "sampling.max_new_tokens",
+    "sampling.temperature",
+    "scale.max_staleness",
+    "scale.reward_workers",
+    "steps",
+)
+
+# what a summary says besides the settings, and rules look at: they stand beside them under these names
+OVERLAP, DATA, SPENT = "run.overlap", "run.data", "run.seconds."
+
+
+def known_settings(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a run by its summary, with what rules look at of its facts and of where its time went."""
+    settings, facts, seconds = (
+        value if isinstance(value := summary.get(name), Mapping) else {} for name in ("settings", "facts", "seconds")
+    )
+    stated = {name: facts[fact] for name, fact in ((OVERLAP, "overlap"), (DATA, "data")) if facts.get(fact)}
+    spent = {f"{SPENT}{phase}": took for phase, took in seconds.items() if isinstance(took, int | float)}
+    return {**settings, **stated, **spent}
+
 
 LASTING = 4  # steps before the last in which a trend of noisy numbers must have shown as well
 RECENT = 5  # steps that must agree before a finding is made
@@ -45,7 +110,12 @@ class History:
     steps: Sequence[StepReport]
     tolerance: float = 1e-3  # of sampler_gap
     settings: Mapping[str, Any] = field(default_factory=dict)  # of the run, by their names; empty: not known
-    evals: Sequence[EvalRecord] = ()  # up to the last step
+    evals: Sequence[EvalRecord] = ()
+
+    def without_last(self, count: int) -> History:
+        """What was known so many steps ago."""
+        steps = self.steps[: len(self.steps) - count]
+        return replace(self, steps=steps, evals=[known for known in self.evals if known.step <= steps[-1].step])
 
     @cached_property
     def knows_settings(self) -> bool:
@@ -156,7 +226,7 @@ class History:
     def setting(self, name: str) -> Any:
         """Its value in this run; None where it has none, or nothing is known of its settings."""
         if name not in SETTINGS:
-            raise ValueError(f"{name} is no setting of whet.record.health.settings; add it there")
+            raise ValueError(f"{name} is no setting of whet.record.health.history; add it there")
         return self.settings.get(name)
 
     def _moved(self, setting: str, times: float, verb: str) -> SettingAdvice | None:

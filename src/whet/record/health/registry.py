@@ -11,17 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from whet.record.health.critic import CRITIC_RULES
 from whet.record.health.data import DATA_RULES
 from whet.record.health.episodes import EPISODE_RULES
 from whet.record.health.evaluation import EVALUATION_RULES
 from whet.record.health.finding import FindingSpan, HealthFinding, recorded_finding
-from whet.record.health.groups import GROUP_RULES
+from whet.record.health.groups import GROUP_RULES, LENGTH_RULES
 from whet.record.health.hacking import HACKING_RULES
 from whet.record.health.history import RECENT, TREND_STEPS, History, history_of
-from whet.record.health.length import LENGTH_RULES
 from whet.record.health.out_of_range import RANGE_RULES
-from whet.record.health.policy import POLICY_RULES
+from whet.record.health.policy import CRITIC_RULES, POLICY_RULES
 from whet.record.health.preference import PREFERENCE_RULES
 from whet.record.health.reward import REWARD_RULES
 from whet.record.health.rollout import ROLLOUT_RULES
@@ -74,7 +72,8 @@ def findings(
     asked = [rule for rule in rules_of(steps) if timed or not (rule.is_timed or rule.is_stated)]
     by_rule = {rule: finding for rule in asked if (finding := rule.find(history)) is not None}
     if any(finding.is_problem and rule.lasting for rule, finding in by_rule.items()):
-        before = _histories_before(steps, dtype, settings, evals, max(rule.lasting for rule in by_rule))
+        most = min(max(rule.lasting for rule in by_rule), len(steps) - 1)
+        before = [history.without_last(count) for count in range(1, most + 1)]
         by_rule = {
             rule: finding
             for rule, finding in by_rule.items()
@@ -102,21 +101,6 @@ def _without_opposites(problems_first: Sequence[HealthFinding]) -> tuple[HealthF
         agreeing.append(finding.without(opposite))
         advised = {**wanted, **advised}
     return tuple(agreeing)
-
-
-def _histories_before(
-    steps: Sequence[StepReport],
-    dtype: str,
-    settings: Mapping[str, Any] | None,
-    evals: Sequence[EvalRecord],
-    count: int,
-) -> list[History]:
-    """What was known one step ago, two steps ago and so on."""
-    earlier = [steps[: len(steps) - back] for back in range(1, min(count, len(steps) - 1) + 1)]
-    return [
-        history_of(known_steps, dtype, settings, [known for known in evals if known.step <= known_steps[-1].step])
-        for known_steps in earlier
-    ]
 
 
 def _is_problem(finding: HealthFinding | None) -> bool:
@@ -183,17 +167,17 @@ def current_spans(
         name: replace(span, holds=span.last == end and not _is_judged(name, steps[-1]))
         for name, span in recorded.items()
     }
-    now = findings(steps, dtype, settings, evals)
+    now, history = findings(steps, dtype, settings, evals), history_of(steps, dtype, settings, evals)
     for finding in (finding for finding in now if finding.is_problem):
         before = spans.get(finding.name)
         if before is not None and before.last == end:
             first, count = before.first, before.num_steps
         else:
-            first, count = since_when(finding.name, steps, dtype, settings, evals)
+            first, count = since_when(finding.name, history)
         spans[finding.name] = FindingSpan(finding, first, end, count, True)
     for name, span in spans.items():
         if not span.holds and lingers(span, end) and _is_judged(name, steps[-1]):
-            spans[name] = _asked_again(span, steps, dtype, settings, evals)
+            spans[name] = _asked_again(span, history)
     last = [FindingSpan(note, end, end, 1, True) for note in now if not note.is_problem]
     return (*spans.values(), *last)
 
@@ -203,17 +187,10 @@ def lingers(span: FindingSpan, end: int) -> bool:
     return end - TREND_STEPS < span.last < end and span.num_steps >= RECENT
 
 
-def _asked_again(
-    span: FindingSpan,
-    steps: Sequence[StepReport],
-    dtype: str,
-    settings: Mapping[str, Any] | None,
-    evals: Sequence[EvalRecord],
-) -> FindingSpan:
+def _asked_again(span: FindingSpan, history: History) -> FindingSpan:
     """A problem that was recorded until just now, as today's rules tell it; unchanged where they do not."""
-    earlier = [step for step in steps if step.step <= span.last]
-    known = [evaluation for evaluation in evals if evaluation.step <= span.last]
-    finding = RULES[span.finding.name].find(history_of(earlier, dtype, settings, known)) if earlier else None
+    later = sum(step.step > span.last for step in history.steps)
+    finding = RULES[span.finding.name].find(history.without_last(later)) if later < len(history.steps) else None
     return span if finding is None or not finding.is_problem else replace(span, finding=finding, lingers=True)
 
 
@@ -222,21 +199,12 @@ def _is_judged(name: str, step: StepReport) -> bool:
     return name in RULES and not RULES[name].missing(step)
 
 
-def since_when(
-    name: str,
-    steps: Sequence[StepReport],
-    dtype: str = "float32",
-    settings: Mapping[str, Any] | None = None,
-    evals: Sequence[EvalRecord] = (),
-) -> tuple[int, int]:
+def since_when(name: str, history: History) -> tuple[int, int]:
     """Since which step a rule that speaks now has spoken without a break, and in how many steps, by asking it again."""
+    steps = history.steps
     if RULES[name].is_stated:
         return steps[0].step, len(steps)
     count = 1
-    while count < min(len(steps), MOST_REPLAYED):
-        earlier = steps[: len(steps) - count]
-        known = [evaluation for evaluation in evals if evaluation.step <= earlier[-1].step]
-        if RULES[name].find(history_of(earlier, dtype, settings, known)) is None:
-            break
+    while count < min(len(steps), MOST_REPLAYED) and RULES[name].find(history.without_last(count)) is not None:
         count += 1
     return steps[-count].step, count

@@ -7,9 +7,8 @@ from collections import defaultdict
 from statistics import fmean, median
 
 from whet.record.health.finding import HealthFinding, problem
-from whet.record.health.history import RECENT, TREND_STEPS, History
+from whet.record.health.history import RECENT, SPENT, TREND_STEPS, History
 from whet.record.health.rule import ALL_KINDS, HealthRule
-from whet.record.health.settings import SPENT
 from whet.record.run_kinds import completion_length, speed
 from whet.record.text import duration, number, percent
 from whet.types import StepReport

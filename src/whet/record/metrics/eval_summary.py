@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
 
-from whet.record.metrics.calibration import Calibration, calibration_of, vote_confidence
 from whet.record.metrics.distribution import quantile
 from whet.record.metrics.intervals import IntervalEstimate, mean_estimate, share_estimate
 from whet.record.metrics.pass_at_k import AccuracyEstimate, SizedEstimate, accuracy_estimate, pass_curve, vote_curve
+from whet.record.metrics.reward_model import Calibration, calibration_of, vote_confidence
 
 CUT, FORCED = "cut", "forced"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any, Protocol
 
 from whet.record.rows import sample_reward, step_row
 from whet.record.text import memory_text
+from whet.types import is_finite_number
 
 LONGEST_TEXT = 20_000  # characters of one message: services are no archive, samples.jsonl is
 LONGEST_VALUE = 500  # characters of one setting; MLflow takes no more
@@ -70,13 +70,13 @@ class Tracker(Protocol):
 def tracked_step(line: Mapping[str, Any], samples: Sequence[Mapping[str, Any]], seen: set[str]) -> TrackedStep:
     """A line of metrics.jsonl; `seen` are the names of earlier findings, and those of this step are added."""
     row = step_row(line)
-    scalars = {name: float(value) for name, value in row.items() if name != "step" and is_number(value)}
+    scalars = {name: float(value) for name, value in row.items() if name != "step" and is_finite_number(value)}
     new = [text for text in line["health"] if text.partition(":")[0] not in seen]
     seen.update(text.partition(":")[0] for text in new)
     spread = {
         "reward" if name == "total" else f"reward/{name}": values
         for name, values in line.get("spread", {}).items()
-        if all(is_number(values.get(quantile)) for quantile in QUANTILES)
+        if all(is_finite_number(values.get(quantile)) for quantile in QUANTILES)
     }
     return TrackedStep(line["step"], scalars, spread, new, samples)
 
@@ -85,12 +85,7 @@ def eval_scalars(line: Mapping[str, Any]) -> dict[str, float]:
     """An evaluation of metrics.jsonl: `eval/accuracy`, `eval/seconds`."""
     scalars = {f"{line['eval']}/{name}": value for name, value in line["result"].items()}
     scalars[f"{line['eval']}/seconds"] = line["seconds"].get("evaluate")
-    return {name: float(value) for name, value in scalars.items() if is_number(value)}
-
-
-def is_number(value: Any) -> bool:
-    """True for a finite int or float; False for a bool."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return {name: float(value) for name, value in scalars.items() if is_finite_number(value)}
 
 
 def histogram(quantiles: Mapping[str, float], count: int) -> tuple[list[float], list[float]]:
@@ -163,10 +158,10 @@ def summary_texts(summary: Mapping[str, Any]) -> dict[str, str]:
     texts = {name: str(summary[name]) for name in ("status", "ended", "error", "command") if summary.get(name)}
     for moment in ("before", "after"):
         for name, value in (summary.get(moment) or {}).items():
-            if is_number(value):
+            if is_finite_number(value):
                 texts[f"{moment}/{name}"] = f"{value:.6g}"
     for phase, took in (summary.get("seconds") or {}).items():
-        if is_number(took):
+        if is_finite_number(took):
             texts[f"seconds/{phase}"] = f"{took:.3f}"
     if summary.get("tokens"):
         texts["tokens"] = str(summary["tokens"])

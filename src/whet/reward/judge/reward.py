@@ -12,22 +12,34 @@ from typing import Any, TypeVar
 
 from whet.protocols import Reward
 from whet.reward.answer import after_thinking
-from whet.reward.failure import EXCERPT, PartialFailure, RewardFailure, one_line
+from whet.reward.failure import EXCERPT, PartialFailure, RewardFailure, one_line, unscorable
 from whet.reward.judge.asides import without_asides
-from whet.reward.judge.ask import AnswerSource, Ask, Callee, Endpoint, JudgeAnswer, Trouble
-from whet.reward.judge.cache import AnswerCache, JudgeBudget, question_key
-from whet.reward.judge.judge_settings import JudgeSettings
+from whet.reward.judge.ask import (
+    AnswerCache,
+    AnswerSource,
+    Ask,
+    Callee,
+    Endpoint,
+    JudgeAnswer,
+    JudgeBudget,
+    JudgeSettings,
+    Trouble,
+    question_key,
+)
 from whet.reward.judge.questions import (
     JudgeQuestion,
     Messages,
+    PairVerdict,
+    Rubric,
     comparison_question,
     conversation_text,
     grading_question,
+    preference_in,
     repeated_question,
+    rubric_from,
+    rubric_scores_in,
+    verdict_schema,
 )
-from whet.reward.judge.rubric import Rubric, rubric_from
-from whet.reward.judge.verdict import PairVerdict, preference_in, rubric_scores_in, verdict_schema
-from whet.reward.unscorable import unscorable
 from whet.types import Prompt, Sample, WhetError
 
 logger = logging.getLogger(__name__)

@@ -2,22 +2,3 @@
 
 Frozen, with their own tokenizer and chat template, batched by a token budget; one folder or an ensemble of several.
 """
-
-from whet.record.metrics.ensemble import ensemble_score
-from whet.reward.learned.length_bias import LengthFit, length_fit
-from whet.reward.learned.outcome import Learned, LearnedSettings, learned
-from whet.reward.learned.process import LearnedSteps, StepSettings, aggregated, learned_steps, step_ends
-
-__all__ = [
-    "Learned",
-    "LearnedSettings",
-    "LearnedSteps",
-    "LengthFit",
-    "StepSettings",
-    "aggregated",
-    "ensemble_score",
-    "learned",
-    "learned_steps",
-    "length_fit",
-    "step_ends",
-]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, get_args
 
-from whet.record.metrics.ensemble import Ensemble, disagreement, ensemble_score
+from whet.record.metrics.reward_model import Ensemble, disagreement, ensemble_score
 from whet.reward.learned.members import folders_of, model_folders
 from whet.reward.learned.network import Place
 from whet.types import WhetError

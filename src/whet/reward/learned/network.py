@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +20,7 @@ from whet.data.chat import templated
 from whet.data.families import classifier_batch, classifier_rows, family_micro_batches
 from whet.model.causal_lm import CausalLM, takes_positions
 from whet.model.load import device_choice
+from whet.model.pretrained import quiet_transformers
 from whet.model.scalar_head import ScalarModel
 from whet.model.token_logp import packs
 from whet.reward.failure import one_line
@@ -192,7 +192,7 @@ def read_network(place: Place, kinds: Sequence[Kind]) -> tuple[Network, Kind]:
     if not (folder / "config.json").is_file():
         raise WhetError(f"{place.folder or '(no folder)'} has no config.json; give the folder of a saved model")
     transformers = _library()
-    with _quiet(transformers):
+    with quiet_transformers():
         config = _read(lambda: transformers.AutoConfig.from_pretrained(folder, **_LOCAL), place.folder, "config.json")
         kind = _kind_of(config, kinds, place.folder)
         model = _model(transformers, place, kind, config)
@@ -282,20 +282,6 @@ def _dtype(place: Place, config: Any) -> torch.dtype:
     if saved in (torch.bfloat16, torch.float16) and device_choice(place.device).type == "cuda":
         return saved
     return torch.float32
-
-
-@contextmanager
-def _quiet(transformers: ModuleType) -> Iterator[None]:
-    logging_of = transformers.utils.logging
-    bars, verbosity = logging_of.is_progress_bar_enabled(), logging_of.get_verbosity()
-    logging_of.disable_progress_bar()
-    logging_of.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging_of.set_verbosity(verbosity)
-        if bars:
-            logging_of.enable_progress_bar()
 
 
 def _library() -> ModuleType:

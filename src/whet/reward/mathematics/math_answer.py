@@ -16,6 +16,7 @@ from typing import Literal
 
 from whet.data.gold import boxed
 from whet.reward.answer import explicit_answers, final_answer, final_part, gold_text, said_after_marks, tagged
+from whet.reward.failure import unscorable
 from whet.reward.mathematics.formula import Unreadable
 from whet.reward.mathematics.math_value import MathValue, is_constant
 from whet.reward.mathematics.quantity import changes_value, quantity
@@ -23,7 +24,6 @@ from whet.reward.mathematics.read_value import read_value
 from whet.reward.mathematics.same_value import Comparison, same, verdict
 from whet.reward.mathematics.unevaluated import is_copied, leaves_work
 from whet.reward.mathematics.verifier_pool import GOLD_SECONDS, POOL, MathJob, MathResult
-from whet.reward.unscorable import unscorable
 from whet.types import Prompt, WhetError
 
 LONGEST_ANSWER = 300  # characters, or twice the gold answer's; longer ones are wrong without a look

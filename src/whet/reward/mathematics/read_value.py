@@ -18,6 +18,7 @@ from whet.reward.mathematics.formula import (
     tokens_of,
 )
 from whet.reward.mathematics.math_value import (
+    EVERYTHING,
     Based,
     Clock,
     Expression,
@@ -27,8 +28,16 @@ from whet.reward.mathematics.math_value import (
     Number,
     Region,
     Relation,
+    complement,
+    half,
     is_constant,
+    joined,
+    joined_all,
+    line_of,
     number,
+    of_absolute,
+    of_linear,
+    region_of,
 )
 from whet.reward.mathematics.quantity import (
     agreement,
@@ -37,17 +46,6 @@ from whet.reward.mathematics.quantity import (
     is_noun_phrase,
     plain_text,
     quantity,
-)
-from whet.reward.mathematics.region import (
-    EVERYTHING,
-    complement,
-    half,
-    joined,
-    joined_all,
-    line_of,
-    of_absolute,
-    of_linear,
-    region_of,
 )
 
 MOST_MEMBERS = 60

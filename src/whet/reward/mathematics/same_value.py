@@ -37,10 +37,10 @@ from whet.reward.mathematics.math_value import (
     formula_of,
     infinite,
     number,
+    region_of,
 )
 from whet.reward.mathematics.quantity import Quantity, agreement, stands_for
 from whet.reward.mathematics.read_value import MOST_MEMBERS, TURNED, read_value
-from whet.reward.mathematics.region import region_of
 
 DIGITS_AGREE = 1e-40  # relative
 

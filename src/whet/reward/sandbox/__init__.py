@@ -5,26 +5,3 @@ process that takes calls one by one and keeps its state. `active_protections` tr
 every protection on this machine and says which hold. A machine that isolates too little runs no job
 (`require_isolation`).
 """
-
-from whet.reward.sandbox.job import Job, JobResult, ProgramJob, UnitTestJob
-from whet.reward.sandbox.limits import Limits
-from whet.reward.sandbox.pool import Sandbox, shared_sandbox
-from whet.reward.sandbox.protections import Protections, active_protections
-from whet.reward.sandbox.requirement import require_isolation
-from whet.reward.sandbox.session import CallResult, SandboxSession, SessionOver
-
-__all__ = [
-    "UnitTestJob",
-    "CallResult",
-    "Job",
-    "Limits",
-    "JobResult",
-    "ProgramJob",
-    "Protections",
-    "Sandbox",
-    "SandboxSession",
-    "SessionOver",
-    "active_protections",
-    "require_isolation",
-    "shared_sandbox",
-]

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from whet.reward.sandbox.job import REASONS, JobResult, ProgramJob
-from whet.reward.sandbox.limits import Limits
+from whet.reward.sandbox.job import REASONS, JobResult, Limits, ProgramJob
 from whet.reward.sandbox.pool import Sandbox
 
 SMALL = Limits(cpu_seconds=1, wall_seconds=20.0, memory_mb=64, file_mb=1, processes=6, output_kb=64)

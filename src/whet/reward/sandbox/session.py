@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from whet.reward.sandbox import wire
-from whet.reward.sandbox.job import REASONS
-from whet.reward.sandbox.limits import Limits
+from whet.reward.sandbox.job import REASONS, Limits
 from whet.reward.sandbox.pool import GRACE_SECONDS, Sandbox, WorkerProcess
 
 CALLS = 100  # a session as a whole may use the processor time of so many calls

@@ -13,10 +13,9 @@ from functools import lru_cache
 
 from whet.objective import catalogue
 from whet.objective.catalogue import Method, MethodKind
-from whet.tools.planner.machines import GIGA, Devices
 from whet.tools.planner.plan import Plan, plan_for
 from whet.tools.planner.shapes import LEAST_BILLIONS, MOST_BILLIONS, shape_of_size
-from whet.tools.planner.workload import REFERENCES, Workload
+from whet.tools.planner.workload import GIGA, REFERENCES, Devices, Workload
 from whet.types import WhetError, did_you_mean
 
 UNLIMITED = 1e18  # bytes

@@ -6,8 +6,8 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from whet.data import demonstrations_from, prompts_from
 from whet.data.benchmarks import bare_question
+from whet.data.prompts import demonstrations_from, prompts_from
 from whet.data.source import TRAIN, parse_source, read_rows
 from whet.data.tasks import demonstrations
 from whet.data.usable import without

@@ -26,11 +26,11 @@ import torch
 
 from whet.data.chat import THOUGHT_ENDS, text_tokens
 from whet.protocols import Engine
-from whet.record.metrics.calibration import token_confidence
 from whet.record.metrics.eval_summary import CUT, FORCED, Attempt, EvalSummary, summarized
+from whet.record.metrics.reward_model import token_confidence
 from whet.reward.answer import final_answer, final_part, normal_form
-from whet.reward.refusal import is_refusal
-from whet.reward.think_format import is_visible
+from whet.reward.format import is_visible
+from whet.reward.safety import is_refusal
 from whet.rollout.collect import play_ahead, score_groups
 from whet.rollout.episode_runner import tell_failures
 from whet.rollout.seed import request_seed

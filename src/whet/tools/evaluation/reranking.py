@@ -21,9 +21,8 @@ from whet.record.metrics.reranking import Pool, RerankerScores, SearchResult, ch
 from whet.reward.answer import final_answer, normal_form
 from whet.reward.combine import RewardPart
 from whet.reward.find import find_reward
-from whet.reward.learned import LearnedSteps, aggregated
 from whet.reward.learned.members import model_folders, saved_config
-from whet.reward.learned.process import EMPTY_LINE, SEPARATOR, Aggregate
+from whet.reward.learned.process import EMPTY_LINE, SEPARATOR, Aggregate, LearnedSteps, aggregated
 from whet.reward.steps import steps_of
 from whet.rollout.collect import Score
 from whet.rollout.seed import request_seed

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from whet.pages.evaluation import EvalReport, ModelEval
 from whet.pages.rerank import Reranking
-from whet.record.metrics.paired import paired_tests
+from whet.record.metrics.intervals import paired_tests
 from whet.tools.evaluation.likelihood import asks_choices, check_choices, measured_choices
 from whet.tools.evaluation.measure import (
     PARTIAL,

@@ -18,10 +18,9 @@ from math import ceil
 from typing import Any
 
 from whet.rollout.window import GroupWindow
-from whet.tools.planner.machines import GIGA, Devices
 from whet.tools.planner.memory import CONTEXT_BYTES, GPU_ROWS, SMALLEST, USED_SHARE, memory_plan
 from whet.tools.planner.seconds import DECODE_RATE, DeviceRates, rates, scoring_seconds, step_seconds, training_seconds
-from whet.tools.planner.workload import Workload
+from whet.tools.planner.workload import GIGA, Devices, Workload
 from whet.types import WhetError
 
 WARM_UP = 2  # steps besides the staleness that are not counted

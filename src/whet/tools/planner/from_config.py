@@ -14,10 +14,9 @@ from typing import Any, Literal
 from whet.model.hub import hub_file
 from whet.objective import catalogue
 from whet.settings.layers import flattened
-from whet.tools.planner.machines import CARDS, GIGA, Devices
 from whet.tools.planner.plan import Plan, plan_for
 from whet.tools.planner.shapes import NAMED, ModelShape, folder_shape, named_shape, shape_from_config
-from whet.tools.planner.workload import Recompute, Workload
+from whet.tools.planner.workload import CARDS, GIGA, Devices, Recompute, Workload
 from whet.training.config import Config, PolicyConfig, PreferenceConfig, RewardModelConfig
 from whet.types import Prompt, WhetError, did_you_mean
 

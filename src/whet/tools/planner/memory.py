@@ -17,8 +17,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Literal
 
-from whet.tools.planner.machines import GIGA, Devices
-from whet.tools.planner.workload import Workload
+from whet.tools.planner.workload import GIGA, Devices, Workload
 
 Phase = Literal["rollout", "scores", "train"]
 Part = tuple[str, float, str]  # of a moment: what, bytes, formula

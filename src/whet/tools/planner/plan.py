@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
-from whet.tools.planner.machines import GIGA, Devices
 from whet.tools.planner.memory import PHASES, MemoryPlan, Phase, memory_plan
 from whet.tools.planner.seconds import TimePlan, time_plan
-from whet.tools.planner.workload import Workload
+from whet.tools.planner.workload import GIGA, Devices, Workload
 from whet.types import WhetError
 
 

@@ -10,10 +10,9 @@ import math
 from dataclasses import dataclass, replace
 
 from whet.record.speed import RolloutShape, attention_operations, rollout_operations, training_operations
-from whet.tools.planner.machines import MEASURED_ON, Devices
 from whet.tools.planner.memory import MemoryPlan
 from whet.tools.planner.shapes import ModelShape
-from whet.tools.planner.workload import Workload
+from whet.tools.planner.workload import MEASURED_ON, Devices, Workload
 
 # results/gpu_train_1.5b.json, results/gpu_step_135m.json: useful operations per second of the training pass, by width
 TRAINING_RATES = {576: 237.4e12, 1536: 347.9e12}

@@ -19,11 +19,10 @@ from whet.record.log import read_summary
 from whet.reward.call import PerSample
 from whet.reward.code_tests import CodeTests, PromptTests, code_of, tests_of
 from whet.reward.combine import NOT_APPLICABLE, RewardPart, Schedule, check_parts, combined, in_shares
-from whet.reward.failure import RewardFailure
+from whet.reward.failure import RewardFailure, collected_reasons
 from whet.reward.find import find_reward
 from whet.reward.run_record import reward_table, title_of, weight_text
 from whet.reward.score import score, skips_none
-from whet.reward.unscorable import collected_reasons
 from whet.reward.version import parts_version, reward_version, version_changes
 from whet.settings.layers import read_toml
 from whet.tools.workbench.completions import (

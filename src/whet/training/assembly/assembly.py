@@ -43,7 +43,7 @@ from whet.types import Prompt
 def reward_host(rewards: Mapping[str, Reward], isolation: str | None) -> RewardHost:
     """Runs in the worker's process."""
     if isolation is not None:
-        from whet.reward.sandbox import require_isolation
+        from whet.reward.sandbox.requirement import require_isolation
 
         require_isolation(isolation)
     return RewardHost(rewards)
@@ -122,6 +122,7 @@ def assemble(config: Config, rewards: Sequence[RewardPart] | None = None, ranks:
     prompts = scorable_prompts(loaded, parts, config.data)
     held_out = load_prompts(config, evaluation=True) if evaluates and config.eval.prompts else []
     eval_prompts = scorable_prompts(held_out, parts, config.data)
+    protection = sandbox_summary(parts)
     runtime = load_runtime(config, ranks)
     try:
         parts = bind_judges(parts, runtime.engine, runtime.tokenizer)
@@ -149,7 +150,7 @@ def assemble(config: Config, rewards: Sequence[RewardPart] | None = None, ranks:
             **decoding,
             **facts,
             **form_facts(config, config.data.source, config.eval.source),
-            **sandbox_summary(parts),
+            **protection(),
             **worker_facts,
             **settings_facts(config),
             "lengths": lengths,

@@ -10,6 +10,7 @@ from whet.data.source import SourceKind
 from whet.envs.sections import OWN_TASKS, EnvSection
 from whet.model.load import LoadedModel
 from whet.protocols import Engine, Environment
+from whet.rollout.branching import Branching, why_not
 from whet.rollout.episode_runner import EpisodeRunner
 from whet.rollout.episodes import EnvironmentRunner, EpisodeLimits
 from whet.training.config import Config, EvaluationConfig
@@ -40,6 +41,15 @@ def check_environment(config: Config | EvaluationConfig) -> None:
                 f"the environment 'reasoning_gym' judges with {GYM_REWARD} the answers of gym:NAME, and data.source is "
                 f"{config.data.source}; give the data gym:basic_arithmetic, or env.settings.reward=math_answer"
             )
+    if config.env.branching != "none" and isinstance(config, Config):
+        _check_branching(config)
+
+
+def _check_branching(config: Config) -> None:
+    """Refuse environments of which no twin can be had, before a model is read."""
+    section = config.env
+    if why := why_not(_maker(config, tokenizer=None)()):
+        raise WhetError(f"env.branching={section.branching}: {_environment_name(section)} cannot branch: {why}")
 
 
 def _check_tasks(config: Config | EvaluationConfig) -> None:
@@ -84,10 +94,24 @@ def build_episode_runner(
         return _agent_runner(config, engine, loaded)
     make = _maker(config, loaded.tokenizer)
     limits = EpisodeLimits(section.max_turns, most_tokens(config), section.step_seconds, section.seconds)
-    runner = EnvironmentRunner(engine, loaded.tokenizer, make, limits, loaded.context, section.history)
+    branching = None if isinstance(config, EvaluationConfig) else branching_of(section)
+    runner = EnvironmentRunner(engine, loaded.tokenizer, make, limits, loaded.context, section.history, branching)
     what = _environment_name(section)
     turns = f"up to {limits.max_turns} turns and {limits.max_tokens} tokens behind the prompt"
-    return runner, {"environment": f"{what}; {turns}"}
+    facts = {"environment": f"{what}; {turns}"}
+    if branching is not None:
+        where = {"turns": "turns", "tool_calls": "turns that call tools", "entropy": "uncertain turns"}[branching.at]
+        facts["branching"] = f"behind {where}, {branching.width} ways, up to {branching.leaves} leaves per episode"
+    return runner, facts
+
+
+def branching_of(section: EnvSection) -> Branching | None:
+    """As the section says; None: an episode is one sample."""
+    if section.branching == "none":
+        return None
+    return Branching(
+        section.branching, section.leaves, section.branch_width, section.branch_chance, section.branch_entropy
+    )
 
 
 def _environment_name(section: EnvSection) -> str:
@@ -128,8 +152,8 @@ def _maker(config: Config | EvaluationConfig, tokenizer: Any) -> Callable[[], En
     section = config.env
     if section.name:
         return _named_environment(config, tokenizer)
-    from whet.envs.tools import tool_environment
-    from whet.reward.sandbox import require_isolation
+    from whet.envs.tools.find import tool_environment
+    from whet.reward.sandbox.requirement import require_isolation
 
     require_isolation(config.sandbox.require)
     batch = getattr(config, "batch", None)
@@ -148,8 +172,8 @@ def _maker(config: Config | EvaluationConfig, tokenizer: Any) -> Callable[[], En
 
 def _named_environment(config: Config | EvaluationConfig, tokenizer: Any) -> Callable[[], Environment]:
     """What makes the environment of an episode; without a tokenizer, no template is asked how calls are written."""
-    from whet.envs.adapters.calling import Calling
     from whet.envs.find import find_environment
+    from whet.envs.tools.formats import Calling
 
     section = config.env
     for key in ("sandboxed", "tool_settings"):

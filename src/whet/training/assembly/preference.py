@@ -7,8 +7,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from whet.data import LabelledCompletion, PreferencePair, Row
 from whet.data.pairs import labelled_completions_from, preferences_from
+from whet.data.prompts import LabelledCompletion, PreferencePair
+from whet.data.rows import Row
 from whet.data.shapes import holds_completion, holds_pair, holds_steps
 from whet.data.tasks.contrast import task_labelled, task_preferences
 from whet.objective.axes import description, preset_named, title, with_changes

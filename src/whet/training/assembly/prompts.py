@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from whet.data import prompts_from
-from whet.data.prompts import with_system_prompt
+from whet.data.prompts import prompts_from, with_system_prompt
 from whet.data.source import EVAL, TRAIN
 from whet.training.assembly.forms import prompt_form
 from whet.training.assembly.rows import left_out_phrases, prompt_words, read_usable

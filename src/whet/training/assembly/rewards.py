@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,8 @@ from whet.reward.call import as_reward
 from whet.reward.checks import RewardChecks
 from whet.reward.combine import ROW_KINDS, Gate, RewardPart, Schedule, check_parts, in_shares, weights_at
 from whet.reward.find import BUILTIN, RETIRED, ROWS, find_reward
-from whet.reward.judge import check_company, engine_ask
+from whet.reward.judge.ask import engine_ask
+from whet.reward.judge.reward import check_company
 from whet.reward.learned.outcome import Learned
 from whet.reward.learned.process import LearnedSteps
 from whet.reward.score import Failures, Scorer, Share, judged_ahead
@@ -343,8 +345,8 @@ def start_sandbox(parts: Sequence[RewardPart], require: str | None = None) -> No
     rewards = code_rewards(parts)
     if require in (None, USUAL_ISOLATION) and not rewards and SANDBOX not in sys.modules:
         return  # what holds anyway, for code that nobody runs: the sandbox is not loaded
-    from whet.reward.sandbox import require_isolation, shared_sandbox
-    from whet.reward.sandbox.requirement import tell_isolation
+    from whet.reward.sandbox.pool import shared_sandbox
+    from whet.reward.sandbox.requirement import require_isolation, tell_isolation
 
     if require is not None:
         require_isolation(require)
@@ -371,13 +373,20 @@ def code_rewards(parts: Sequence[RewardPart]) -> list[CodeTests]:
     return [reward for part in parts for reward in found(part.reward)]
 
 
-def sandbox_summary(parts: Sequence[RewardPart]) -> dict[str, str]:
-    """What protects the machine from model-written code, where a part runs any; every protection is tried."""
+def sandbox_summary(parts: Sequence[RewardPart]) -> Callable[[], dict[str, str]]:
+    """What protects the machine from model-written code, where a part runs any, as a call for when it is wanted.
+
+    Every protection is tried, which is a second of waiting: meanwhile a model can be read.
+    """
     rewards = code_rewards(parts)
     if not rewards:
-        return {}
-    from whet.reward.sandbox import active_protections, shared_sandbox
+        return dict
+    from whet.reward.sandbox.pool import shared_sandbox
+    from whet.reward.sandbox.protections import active_protections
     from whet.reward.sandbox.requirement import isolation_summary
 
     isolation = isolation_summary(shared_sandbox(rewards[0].workers).holds)
-    return {"sandbox": f"{isolation}\n{active_protections().summary()}"}
+    pool = ThreadPoolExecutor(1, "sandbox-trial")
+    tried = pool.submit(active_protections)
+    pool.shutdown(wait=False)
+    return lambda: {"sandbox": f"{isolation}\n{tried.result().summary()}"}

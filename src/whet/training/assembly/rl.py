@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from whet.data import demonstration_tokens
+from whet.data.chat import demonstration_tokens
 from whet.data.distillation_target import COLUMNS, column_text
 from whet.data.reference_rewards import reference_rewards
 from whet.model.causal_lm import CausalLM
@@ -117,6 +117,7 @@ def build_objective(config: PolicyConfig, parts: Sequence[RewardPart] = ()) -> O
         has_steps=step_scorer(parts) is not None,
         steps=config.steps,
         has_turns=not config.env.is_single,
+        has_trees=config.env.branching != "none",
         stale_by="scale.max_staleness" if config.scale.max_staleness else "batch.staleness",
     )
     check_setting(objective, setting, changes)

@@ -8,11 +8,10 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
-from whet.data import Row, read_rows
 from whet.data.prompts import renamed, with_system_prompt
-from whet.data.rows import BadRow
+from whet.data.rows import BadRow, Row
 from whet.data.sections import DataSection
-from whet.data.source import EVAL, EVAL_SEED, TRAIN, parse_source
+from whet.data.source import EVAL, EVAL_SEED, TRAIN, parse_source, read_rows
 from whet.data.usable import Usable, left_out_words, usable, without
 from whet.objective.presets.reward_model import REWARD_MODELS
 from whet.record.text import count_of

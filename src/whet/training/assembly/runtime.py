@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from whet.data import check_context, tokens_of_prompts
+from whet.data.chat import check_context, tokens_of_prompts
 from whet.data.sections import DataSection
 from whet.data.usable import Usable, without
 from whet.model.causal_lm import CausalLM, Recompute, causal_lm

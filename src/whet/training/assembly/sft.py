@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from whet.data import check_context, demonstration_tokens, demonstrations_from
+from whet.data.chat import check_context, demonstration_tokens
+from whet.data.prompts import demonstrations_from
 from whet.data.tasks import Task, demonstrations
 from whet.model.load import LoadedModel
 from whet.training.assembly.forms import prompt_form

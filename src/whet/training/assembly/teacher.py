@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from whet.data import prompt_tokens
-from whet.data.chat import demonstration_tokens
+from whet.data.chat import demonstration_tokens, prompt_tokens
 from whet.data.distillation_target import COLUMNS, TEMPLATES, column_text, with_text
 from whet.data.source import TRAIN
 from whet.data.tasks import solutions

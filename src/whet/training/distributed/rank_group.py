@@ -35,8 +35,7 @@ from torch import distributed
 
 from whet.model.pretrained import first_line
 from whet.threads import Thread
-from whet.training.distributed.launch import Launch
-from whet.training.distributed.process import ProcessPlace
+from whet.training.distributed.launch import Launch, ProcessPlace
 from whet.training.distributed.ranks import Ranks
 from whet.types import WhetError
 

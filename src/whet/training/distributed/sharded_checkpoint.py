@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from whet.model.adapter_files import adapter_tensors, stored_factors
 from whet.model.checkpoint import (
     checkpoint_state,
     empty_partial,
@@ -33,6 +32,7 @@ from whet.model.placement import fill
 from whet.model.pretrained import first_line
 from whet.model.run_models import CHECKPOINTS, checkpoint_step, complete_checkpoints
 from whet.model.snapshot import Snapshot, model_texts, state_text, write_snapshot
+from whet.model.tensor_files import adapter_tensors, stored_factors
 from whet.training.distributed.ranks import Ranks
 from whet.types import WhetError
 

@@ -17,9 +17,8 @@ from pydantic import Field
 
 from whet.record.run_folder import write_atomically
 from whet.record.text import count_of, percent
-from whet.reward.refusal import is_refusal
 from whet.reward.repetition import repetition
-from whet.reward.safety import safety
+from whet.reward.safety import is_refusal, safety
 from whet.settings.bounds import MOST_REPEATS, MOST_ROWS, MOST_TOKENS
 from whet.settings.sections import Section
 from whet.tools.pipelines.library.entry import Composition, Inputs, StageEntry, StageInput, StageWork
@@ -232,7 +231,7 @@ class ConstitutionExamplesEntry(StageEntry, kind="constitution_examples", gives=
 
     def work(self, run: StageWork) -> Mapping[str, Any]:
         from whet.data.tasks import demonstrations
-        from whet.data.tasks.reviewed import reviewed_completions
+        from whet.data.tasks.contrast import reviewed_completions
 
         (principle,), seed = TASK_PRINCIPLES, run.settings.seed + EXAMPLE_SEED
         shown = task_rows(

@@ -182,8 +182,7 @@ class CompareEntry(StageEntry, kind="compare", gives=("metrics",)):
 
 def against_first(outcomes: Mapping[str, Sequence[float]]) -> dict[str, dict[str, float]]:
     """Each later one against the first, on the same prompts: its share, the difference, its interval and p (Holm)."""
-    from whet.record.metrics.paired import paired_test
-    from whet.record.metrics.significance import corrected
+    from whet.record.metrics.intervals import corrected, paired_test
 
     first, *others = outcomes
     base = [[right] for right in outcomes[first]]

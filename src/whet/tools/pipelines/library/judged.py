@@ -158,7 +158,7 @@ def with_known_scores(rows: Sequence[JudgedRow], start: Sequence[JudgedRow]) -> 
 
 def length_slope(start: Sequence[JudgedRow]) -> float:
     """What the judge gives a completion of the start policy for one token more, within prompts."""
-    from whet.reward.learned import length_fit
+    from whet.reward.learned.outcome import length_fit
 
     known = [
         (length, score, row["id"])
@@ -421,7 +421,7 @@ class _Judges:
         }
 
     def _scorer(self, folder: str) -> Scorer:
-        from whet.reward.learned import learned
+        from whet.reward.learned.outcome import learned
 
         network = learned(folder=folder, device=self._config.model.device)
 

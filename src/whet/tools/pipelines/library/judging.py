@@ -227,7 +227,7 @@ class ComparingEntry(StageEntry, JudgeForm, uses=("seed", "model", "sampling")):
     judge: str = Field("", description="the stage or model that judges; empty: the pipeline's, or settings.base_url")
 
     def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
-        from whet.reward.judge import JudgeSettings
+        from whet.reward.judge.ask import JudgeSettings
 
         try:
             server = JudgeSettings(**self.settings).base_url
@@ -246,8 +246,9 @@ class ComparingEntry(StageEntry, JudgeForm, uses=("seed", "model", "sampling")):
     def ask(self, run: StageWork) -> Ask:
         """The judge, ready to be asked."""
         from whet.reward.combine import RewardPart
-        from whet.reward.judge import Judge, JudgeSettings
+        from whet.reward.judge.ask import JudgeSettings
         from whet.reward.judge.questions import JudgeQuestion, comparison_question
+        from whet.reward.judge.reward import Judge
         from whet.training.assembly.rewards import bind_judges
 
         judge: Any = Judge(JudgeSettings(**self.settings))

@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from whet.record.metrics.intervals import share_interval
-from whet.record.metrics.significance import shares_apart
+from whet.record.metrics.intervals import share_interval, shares_apart
 from whet.record.metrics.win_rate import WinRate, change_with_interval, mean_with_interval, win_shares
 from whet.record.text import headline, number, percent
 from whet.tools.pipelines.library.entry import Composition, Inputs, StageEntry, StageInput, StageWork

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from whet.record.metrics.significance import shares_apart
+from whet.record.metrics.intervals import shares_apart
 from whet.record.text import count_of, percent
 from whet.reward.sections import RewardSection
 from whet.settings.bounds import MOST_REPEATS, MOST_ROWS, MOST_SAMPLES, MOST_TOKENS
@@ -290,9 +290,10 @@ class SelfExamplesEntry(StageEntry, kind="self_judging_examples", gives=("rows",
         return "examples of answering and of judging"
 
     def work(self, run: StageWork) -> Mapping[str, Any]:
-        from whet.data import demonstrations_from, read_rows
+        from whet.data.prompts import demonstrations_from
+        from whet.data.source import read_rows
         from whet.data.tasks import demonstrations
-        from whet.data.tasks.reviewed import reviewed_completions
+        from whet.data.tasks.contrast import reviewed_completions
 
         def read(key: str) -> list[Row]:
             rows = demonstrations_from(read_rows(run.location(key))) if key in run.inputs else []
@@ -346,7 +347,7 @@ class SelfJudgeEvalEntry(SelfJudgingEntry, kind="self_judge_eval", gives=("metri
         return f"evaluate {inputs['model'].label} as a judge, on completions of known quality"
 
     def work(self, run: StageWork) -> Mapping[str, Any]:
-        from whet.data.tasks.reviewed import reviewed_completions
+        from whet.data.tasks.contrast import reviewed_completions
 
         reviewed = task_rows(
             run.settings,

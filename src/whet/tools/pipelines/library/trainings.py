@@ -324,7 +324,7 @@ def num_rows(config: Config) -> int:
         return len(load_prompts(config, evaluation=False))
     if config.data.parsed_source.is_generated:
         return config.data.count
-    from whet.data import read_rows
+    from whet.data.source import read_rows
 
     return len(read_rows(config.data.source, config.data.limit or None))
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from whet.record.metrics.ensemble import ensemble_score
+from whet.record.metrics.reward_model import ensemble_score
 from whet.types import Group, Prompt, Sample, StepReport
 
 Combination = Literal["single", "mean", "worst", "mean_minus_variance"]
