@@ -1,4 +1,4 @@
-"""Measured numbers in README.md and docs/, each from a file in results/ that a command wrote.
+"""Measured numbers in README.md, CONTRIBUTING.md and docs/, each from a file in results/ that a command wrote.
 
 The text is written once, and a number is marked where it stands, by comments that no reader sees:
 
@@ -132,7 +132,7 @@ def contended(values: Any) -> Iterator[bool]:
 
 
 def pages() -> list[Path]:
-    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def write_pages() -> None:

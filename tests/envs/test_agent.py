@@ -17,7 +17,8 @@ from tests.support.packages import needs
 from tests.support.scripted import ScriptedEngine, tool_tokenizer
 from whet.data.chat import prompt_tokens
 from whet.data.packing import token_batch
-from whet.envs.serve.agent import AgentLimits, AgentRunner, check_agent
+from whet.envs.serve import agent
+from whet.envs.serve.agent import PATIENCE, AgentLimits, AgentRunner, check_agent
 from whet.objective import PRESETS
 from whet.objective.statistics import compared_apart
 from whet.types import Group, Prompt, Sampling, StopReason, WhetError
@@ -718,3 +719,22 @@ def test_waiting_for_programs_costs_no_more_than_a_share_of_the_writing(tokenize
         assert runner.take_notes().counts == {"slow_programs": 1}
     finally:
         runner.close()
+
+
+def test_a_program_is_asked_to_end_then_killed_then_given_up(monkeypatch):
+    done = []
+    program = SimpleNamespace(
+        has_ended=False, ask_to_end=lambda: done.append("asked"), kill=lambda: done.append("killed")
+    )
+    episode = SimpleNamespace(program=program, began=100.0, late_since=None)
+    runner = SimpleNamespace(_limits=AgentLimits(seconds=10))
+    for now, is_over, said in (
+        (109.0, False, []),
+        (110.0, False, ["asked"]),
+        (110.0 + 0.9 * PATIENCE, False, ["asked"]),
+        (110.0 + PATIENCE, False, ["asked", "killed"]),
+        (110.0 + 1.9 * PATIENCE, False, ["asked", "killed", "killed"]),
+        (110.0 + 2 * PATIENCE, True, ["asked", "killed", "killed", "killed"]),
+    ):
+        monkeypatch.setattr(agent, "time", SimpleNamespace(monotonic=lambda now=now: now))
+        assert AgentRunner._is_over(runner, episode) is is_over and done == said

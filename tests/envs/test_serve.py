@@ -160,7 +160,7 @@ def test_the_responses_api_is_the_same_conversation(tokenizer, stream):
         assert respond(items).output_text == "It is 5."
         short = client.responses.create(model="scripted", input="2 + 3?", max_output_tokens=2)
         assert short.status == "incomplete" and short.incomplete_details.reason == "max_output_tokens"
-        assert short.usage.output_tokens == 2
+        assert short.usage.output_tokens == 2 and short.usage.output_tokens_details.reasoning_tokens == 0
     before, after = engine.samples[0].tokens.tolist(), list(engine.requests[1].tokens)
     assert after[: len(before)] == before  # as it was sampled
     assert tokenizer.decode(after[len(before) :]) == "<|tool|>5<|end|><|assistant|>"

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from whet.pages.evaluation import EvalReport, ModelEval, eval_page, eval_record, eval_text, short_names
+from whet.pages.evaluation import EvalReport, ModelEval, eval_page, eval_record, eval_text, model_table, short_names
 from whet.record.metrics.eval_summary import CUT, FORCED, Attempt, summarized
 from whet.record.metrics.intervals import paired_tests
 
@@ -94,3 +94,14 @@ def test_the_page_has_every_curve_and_escapes_names():
 def test_names_are_as_short_as_tells_them_apart():
     assert short_names(["runs/a", "runs/b"]) == ["a", "b"] and short_names(["x/a", "y/a"]) == ["x/a", "y/a"]
     assert short_names(["whetstone"]) == ["whetstone"]
+
+
+def test_the_first_line_says_which_models_differ_beyond_noise():
+    alike, apart = (eval_page(report(*rights)) for rights in ((4, 5), (1, 9)))
+    assert "No pair of them differs beyond noise." in alike
+    assert "Beyond noise: " in apart and "above" in apart
+
+
+def test_tasks_of_an_accuracy_are_shares_too():
+    head, *rows = model_table(report(4, 5).evals)
+    assert [row[head.index("safe")].partition(" ")[0] for row in rows] == ["40.0%", "60.0%"]

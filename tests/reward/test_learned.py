@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -132,6 +133,14 @@ def test_a_completion_that_outgrows_the_context_is_unscorable(scalar, caplog):
     found = learned(folder=scalar[1])([QUESTION] * 2, samples("a", "a" * 100))
     assert found[0] is not None and found[1] is None
     assert "1 completions outgrow its model's context of 64 tokens" in caplog.text
+
+
+def test_the_context_is_the_shorter_of_what_model_and_tokenizer_state(scalar, tmp_path):
+    folder = Path(shutil.copytree(scalar[1], tmp_path / "shorter"))
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "model_max_length": 20}))
+    contexts = [read_network(Place(str(path)), ["sequence"])[0].context for path in (scalar[1], folder)]
+    assert contexts == [64, 20]
 
 
 def test_one_of_several_labels_is_named(tmp_path):

@@ -10,7 +10,7 @@ import torch
 from tests.rollout.test_episodes import PROMPT, Counting, opened
 from tests.support.scripted import ScriptedEngine, tool_tokenizer
 from whet.envs.find import as_environment
-from whet.envs.tools import tool_environment
+from whet.envs.tools.find import tool_environment
 from whet.model.causal_lm import causal_lm
 from whet.model.load import load_model
 from whet.rollout.branching import Branching, shared_out, why_not

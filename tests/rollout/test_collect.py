@@ -391,3 +391,11 @@ def test_completions_are_judged_while_others_are_written_and_work_goes_on_until_
     marks.clear()
     collector_of(Streaming(judged), lambda progress: context, refill).collect(0.0, meanwhile)
     assert len(shown) == 1
+
+
+def test_waiting_for_environments_is_not_counted_as_writing_too(monkeypatch):
+    collector = collector_of()
+    notes = collector._runner.take_notes()
+    monkeypatch.setattr(collector._runner, "take_notes", lambda: replace(notes, seconds={"environment": 100.0}))
+    seconds = collector.collect(0.0).seconds
+    assert seconds["environment"] == 100.0 and -100.0 < seconds["rollout"] < -50.0

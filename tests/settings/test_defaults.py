@@ -192,3 +192,15 @@ def test_an_evaluation_of_a_run_of_the_built_in_model_has_its_budget_of_tokens(t
         for name in ("whetstone", str(tmp_path), "smollm2")
     ]
     assert budgets[0] == budgets[1] == 64 < budgets[2]
+
+
+def test_a_reference_model_needs_a_method_with_a_reference():
+    with pytest.raises(WhetError, match=r"model\.reference_model has no effect: sft uses no reference"):
+        resolved("sft", {"model": {"reference_model": "whetstone"}})
+    assert resolved("grpo", {"model": {"reference_model": "whetstone"}}).model.reference_model == "whetstone"
+
+
+def test_memory_of_reward_workers_needs_reward_workers():
+    with pytest.raises(WhetError, match=r"scale\.reward_memory has no effect without scale\.reward_workers"):
+        resolved("grpo", {"scale": {"reward_memory": 1.5}})
+    assert resolved("grpo", {"scale": {"reward_memory": 1.5, "reward_workers": 1}}).scale.reward_memory == 1.5

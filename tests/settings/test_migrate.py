@@ -122,6 +122,11 @@ OPENRLHF = "python3 -m openrlhf.cli.train_ppo_ray --data.prompt_dataset a.jsonl 
             {"objective.kl.kind": "k1_reward", "objective.kl.beta": 0.02},
         ),
         (
+            VERL_RUN + "algorithm.use_kl_in_reward=True algorithm.kl_ctrl.type=adaptive",
+            "ppo",
+            {"objective.control.kind": "proportional", "objective.control.target": 0.1},
+        ),
+        (
             VERL_RUN + "algorithm.use_kl_in_reward=True algorithm.kl_ctrl.type=adaptive "
             "algorithm.kl_ctrl.target_kl=0.2 algorithm.filter_groups.enable=True "
             "algorithm.filter_groups.max_num_gen_batches=10 "

@@ -359,6 +359,7 @@ CASES: dict[str, Case] = {
             "completions became shorter": Course(counts={"tokens": after(20, 2000, 400)}),
             "a warm-up": Course(seconds=after(3, 60.0, 1.0)),
             "a little": Course(seconds=after(20, 1.0, 1.5)),
+            "little by little": Course(seconds=line(1.0, 0.1)),  # half as quick as at first, not as a few steps ago
         },
     ),
     "time spent elsewhere": Case(

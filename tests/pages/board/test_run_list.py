@@ -54,6 +54,13 @@ def test_the_last_written_run_is_read_first_and_the_others_when_there_is_time(tm
     assert len(known.known()) == 5
 
 
+def test_a_row_says_when_its_run_began_where_that_is_known(tmp_path):
+    (run,) = glances(tmp_path, 1)
+    known, unknown = runs_page.row(run), runs_page.row(replace(run, started=0.0))
+    assert (known["started"], known["started_at"]) == ("2026-09-21 14:13", "1790000000")
+    assert (unknown["started"], unknown["started_at"]) == ("", "")
+
+
 def test_a_page_does_not_wait_for_thousands_of_runs(tmp_path, monkeypatch):
     for number in range(6):
         MadeRun(tmp_path / f"run-{number}").step(2)

@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.for_every import for_every
 from whet.tools.planner import memory
+from whet.tools.planner.from_config import _base
 from whet.tools.planner.memory import PHASES, memory_plan
 from whet.tools.planner.plan import plan_for, plan_record, plan_text
 from whet.tools.planner.shapes import NAMED
@@ -263,3 +264,26 @@ def test_devices_are_read():
 def test_rows_longer_than_the_context_are_refused():
     with pytest.raises(WhetError, match="exceed the context of 8192 that smollm2-135m has; give fewer"):
         replace(STEP, completion_tokens=9000)
+
+
+def test_the_base_of_adapters_is_planned_as_it_is_loaded():
+    kept = [_base("auto", compute, on_cpu) for compute, on_cpu in (("bf16", False), ("bf16", True), ("float32", False))]
+    assert kept == ["bfloat16", "float32", "float32"] and _base("float32", "bf16", False) == "float32"
+
+
+def test_products_in_bfloat16_copy_the_head_once_more_where_it_learns_on_a_gpu():
+    def copies(on_cpu, learns, compute="bf16"):
+        parts = {
+            name: words for name, _, words in memory._head(replace(STEP, on_cpu=on_cpu, compute=compute), learns, 64)
+        }
+        return parts.get("head: weight and gradient", "").partition(" copies")[0].rpartition("(")[2]
+
+    assert [copies(False, True), copies(False, False), copies(True, True), copies(True, False)] == ["2", "1", "1", "1"]
+    assert copies(True, False, "fp32") == ""
+
+
+def test_matrices_with_the_adapters_in_them_are_kept_where_there_is_room():
+    adapted = replace(STEP, lora_rank=8, base="bfloat16")
+    (line,) = memory._merged_adapters(adapted, 141e9)
+    assert line.bytes == 2 * SMALL.adapted_weights and "x 2 bytes" in line.formula
+    assert not [*memory._merged_adapters(adapted, line.bytes)] and not [*memory._merged_adapters(STEP, 141e9)]

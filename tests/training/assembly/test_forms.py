@@ -9,6 +9,7 @@ import pytest
 import whet
 from whet import api
 from whet.data.benchmarks import REASON
+from whet.model import chat_template
 from whet.model.chat_template import has_chat_template
 from whet.tools.evaluation.evaluation import PromptStyle, examples_for
 from whet.tools.evaluation.measure import EvalPlan, prepared
@@ -62,6 +63,17 @@ def test_a_template_is_seen_without_loading_the_model(tmp_path):
         str(tmp_path / "nowhere"): None,
     }
     assert {name: has_chat_template(name) for name in expected} == expected
+
+
+def test_the_template_of_a_hub_model_is_read_from_its_files(tmp_path, monkeypatch):
+    files = {"tokenizer_config.json": Path(model(tmp_path / "hub", {}, "x")) / "tokenizer_config.json"}
+    monkeypatch.setattr(chat_template, "hub_file", lambda name, file: files.get(file))
+    assert has_chat_template("owner/base") is False
+    assert has_chat_template("owner") is has_chat_template("owner/name/more") is has_chat_template("./absent") is None
+    files["chat_template.jinja"] = tmp_path / "hub" / "chat_template.jinja"
+    assert has_chat_template("owner/chat") is True
+    files.clear()
+    assert has_chat_template("owner/unknown") is None
 
 
 def test_the_form_by_model_setting_and_source(tmp_path):

@@ -5,17 +5,22 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
+import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import whet
+from whet.training.distributed import ray_cluster
 from whet.training.distributed.rank_group import package_versions
 from whet.training.distributed.ray_cluster import (
+    RayCluster,
     _is_importable,
     demo_cluster,
     open_cluster,
+    processes_in,
     require_cores,
     require_room,
     require_same_versions,
@@ -28,6 +33,31 @@ SMALL = {
     "eval": {"prompts": 10, "every": 0},
     "report": {"samples_per_step": 8},
 }
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc"), reason="it reads /proc")
+def test_the_processes_of_a_cluster_are_found_by_its_mark(tmp_path: Path) -> None:
+    sleeping = subprocess.Popen(["sleep", "60"], env={**os.environ, "RAY_TMPDIR": str(tmp_path)})
+    try:
+        until = time.monotonic() + 20
+        while not (found := processes_in(str(tmp_path))) and time.monotonic() < until:
+            time.sleep(0.01)  # it has this process's environment until it has become `sleep`
+        assert [command.split() for command in found] == [["sleep", "60"]]
+    finally:
+        sleeping.kill()
+        sleeping.wait()
+    assert processes_in(str(tmp_path)) == []
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_only_a_cluster_that_this_process_started_ends_with_it(is_own: bool, tmp_path: Path, monkeypatch) -> None:
+    ended = []
+    monkeypatch.setattr(ray_cluster, "_ray", lambda: SimpleNamespace(shutdown=lambda: ended.append("ray")))
+    cluster = SimpleNamespace(_is_open=True, _is_own=is_own, _folder=str(tmp_path / "ray"), _workers=[])
+    (tmp_path / "ray").mkdir()
+    for _ in range(2):
+        RayCluster.close(cluster)
+    assert ended == ["ray"] * is_own and (tmp_path / "ray").exists() != is_own
 
 
 def weights_digest(run) -> str:

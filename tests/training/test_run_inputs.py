@@ -1,0 +1,33 @@
+"""What a resume calls a change: other digests and decisive settings, not where things lie."""
+
+from dataclasses import replace
+
+from whet.training.run_inputs import RunInputs, decisive_changes, free_changes
+
+BEFORE = RunInputs(
+    config={"data.source": "/old/rows.jsonl", "batch.group_size": 4, "steps": 3},
+    digests={"data": "rows#1", "model": "whetstone"},
+)
+
+
+def test_the_same_rows_elsewhere_are_no_change():
+    moved = replace(BEFORE, config={**BEFORE.config, "data.source": "/new/rows.jsonl"})
+    assert decisive_changes(BEFORE, moved) == decisive_changes(BEFORE, BEFORE) == []
+
+
+def test_other_rows_another_model_and_a_decisive_setting_are():
+    now = replace(
+        BEFORE,
+        config={**BEFORE.config, "model.name": "other", "batch.group_size": 8, "steps": 9},
+        digests={"data": "rows#2", "model": "other"},
+    )
+    assert decisive_changes(BEFORE, now) == [
+        "config batch.group_size 4 -> 8",
+        "data /old/rows.jsonl changed",
+        "model whetstone -> other",
+    ]
+    assert free_changes(BEFORE, now) == ["steps 3 -> 9"]
+
+
+def test_what_is_not_read_any_more_has_no_digest_to_change():
+    assert decisive_changes(BEFORE, replace(BEFORE, digests={"model": "whetstone"})) == []
