@@ -72,7 +72,6 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "`reward.most_failures` (5%)",
         "| `50` | `50` | `50%`",
         "| `50%` | `50%`, `0.5`, `50` |",
-        "may take 300 seconds",
     ),
     "docs/rollout.md": ("| `sampling.",),
     "docs/serve.md": ("about to ask, 30 seconds for the", "Bodies end at 8 MiB"),
