@@ -513,6 +513,11 @@ class CannotMount(Exception):
     """This machine lets nobody have a disk of his own."""
 
 
+# joblib is imported by transformers where scikit-learn is installed. Its resource tracker, killed and started again, is
+# told to forget a semaphore that only its predecessor knew
+FORGOTTEN = re.compile(r"Traceback \(most recent call last\):\n(?:[ ].*\n)+KeyError: '/loky-[\w-]+'\n")
+
+
 @dataclass(frozen=True)
 class Result:
     """How a command ended."""
@@ -540,7 +545,8 @@ class Result:
         """Why this is no way to end, whatever happened; or nothing."""
         if self.code is None:
             return f"does not end; last: {self.last_line[-300:]}"
-        if "Traceback (most recent" in self.output:
+        output = FORGOTTEN.sub("", self.output) if "resource tracker" in self.victims else self.output
+        if "Traceback (most recent" in output:
             return f"a traceback: {self.last_line[-300:]}"
         if self.left:
             return f"left behind: {', '.join(self.left)}"
@@ -824,7 +830,7 @@ STATEMENTS = re.compile(
 )
 COUNTED = ("failed_episodes", "ended_by_seconds", "ended_by_step_seconds", "ended_by_failed")
 COUNTED += ("slow_programs", "slow_environments", "slow_starts")
-REFUSED_SAVE = re.compile(r"not saved \(.*\): the run goes on and tries again")
+REFUSED_SAVE = re.compile(r"not saved \(.*\): the run continues and tries again")
 SAVES = re.compile("(.*/)?run/(checkpoints|best|run.json)")  # what a save that the system refused may cost, and no more
 
 
