@@ -45,7 +45,7 @@ def test_every_environment_is_on_the_page_with_its_command():
     table = re.findall(r"^\| `(\w+)` \| .*pip install", PAGE, re.MULTILINE)
     assert sorted(table) == sorted(BUILT_IN)
     for name in BUILT_IN:
-        module = {"reasoning_gym": "attempts"}.get(name, name)
+        module = {"reasoning_gym": "attempts", "gem": "gym"}.get(name, name)
         adapter = importlib.import_module(f"whet.envs.adapters.{module}")
         for line in re.findall(r"pip install [^&]*?(?= and |$)", getattr(adapter, "INSTALL", "")):
             assert f"`{line}`" in PAGE, (name, line)

@@ -23,6 +23,7 @@ OWN_TASKS: Mapping[str, Mapping[str, Any]] = {
 }
 
 # settings of branching, and where they have an effect
+OF_METHODS = ("branching", "leaves")  # which some methods bring along: a run without an environment refuses them
 BRANCH_SETTINGS = {
     ("leaves", "branch_width"): ("turns", "tool_calls", "entropy"),
     ("branch_chance", "branch_entropy"): ("entropy",),
@@ -106,7 +107,7 @@ class EnvSection(Section):
             raise ValueError("agent plays the episodes itself; drop name and tools, or agent")
         if self.is_single:
             plain = type(self).model_fields
-            changed = [key for key in plain if getattr(self, key) != plain[key].default]
+            changed = [key for key in plain if getattr(self, key) != plain[key].default and key not in OF_METHODS]
             if changed:
                 raise ValueError(
                     f"{changed[0]} has no effect without an environment; give env.name, env.tools or env.agent"

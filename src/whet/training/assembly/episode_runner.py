@@ -48,6 +48,10 @@ def check_environment(config: Config | EvaluationConfig) -> None:
 def _check_branching(config: Config) -> None:
     """Refuse environments of which no twin can be had, before a model is read."""
     section = config.env
+    if section.is_single:
+        raise WhetError(
+            "config: env: branching has no effect without an environment; give env.name, env.tools or env.agent"
+        )
     if why := why_not(_maker(config, tokenizer=None)()):
         raise WhetError(f"env.branching={section.branching}: {_environment_name(section)} cannot branch: {why}")
 
