@@ -13,7 +13,7 @@ from tests.support.packages import needs
 from tests.support.scripted import ScriptedEngine, tool_tokenizer
 from whet.data.chat import prompt_tokens
 from whet.envs.adapters.gym import StepEnvironment, gem_environment, gym_environment
-from whet.envs.adapters.optional import OwnRandom, seed_of
+from whet.envs.adapters.shared import OwnRandom, seed_of
 from whet.envs.adapters.textarena import TextArenaGame
 from whet.rollout.episodes import EnvironmentRunner, EpisodeLimits
 from whet.types import Completion, Prompt, Sampling, StopReason, WhetError

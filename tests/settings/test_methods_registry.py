@@ -17,7 +17,7 @@ from whet.objective import AXES, PAIR_AXES, PAIR_PRESETS, PRESETS, Preset, catal
 from whet.objective.axes import FAMILIES, component_refusal
 from whet.objective.clip import PPOClip
 from whet.objective.component import Component
-from whet.objective.preference.anchor import Summed
+from whet.objective.preference.pair_terms import Summed
 from whet.objective.terms import ImitateRight
 from whet.pages.methods import axes_table, component_table, explanation_with_plot, overview
 from whet.types import TokenBatch, WhetError

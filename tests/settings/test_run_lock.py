@@ -211,6 +211,18 @@ def test_two_writers_of_one_file_do_not_share_what_they_write(tmp_path: Path) ->
     assert file.read_text() == "next" and list(tmp_path.iterdir()) == [file]
 
 
+def test_a_file_is_whole_before_it_gets_its_name(tmp_path: Path, monkeypatch) -> None:
+    file, plain, moved = tmp_path / "stage.json", os.replace, []
+
+    def replace(source, target):
+        moved.append(Path(source).read_text())
+        plain(source, target)
+
+    monkeypatch.setattr(os, "replace", replace)
+    write_atomically(file, "whole")
+    assert moved == ["whole"]
+
+
 def test_a_writer_that_comes_as_another_one_ends_leaves_its_file_alone(tmp_path: Path, monkeypatch) -> None:
     file, partial, plain = tmp_path / "run.json", tmp_path / ".run.json", fcntl.flock
 

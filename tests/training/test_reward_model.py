@@ -1,5 +1,6 @@
 """Reward models: the loss of a naive transcription, marks worked out by hand, and folders that rewards can load."""
 
+import json
 import math
 import sys
 from dataclasses import replace
@@ -184,6 +185,16 @@ def test_a_resumed_trainer_goes_on_to_the_same_bytes():
         later.step(number, PhaseTimer())
     assert all(torch.equal(value, later.model.state_dict()[key]) for key, value in whole.model.state_dict().items())
     assert later.state() == whole.state() and whole.evaluate() == later.evaluate()
+
+
+def test_a_trainer_resumed_after_its_last_evaluation_saves_the_scales_that_it_measured():
+    rows = rankings(2, 3, 2, 2)
+    ended, later = (trainer(RankLoss(AllPairs()), rows, rows_per_step=3) for _ in range(2))
+    ended.step(1, PhaseTimer())
+    assert ended.evaluate()
+    later.restore(json.loads(json.dumps(ended.state())), ended.tensors())
+    scales = ended.model.config.score_members
+    assert None not in scales and later.model.config.score_members == scales
 
 
 def taught(rows, held_out, objective, kind="sequence", seed=0, steps=12):

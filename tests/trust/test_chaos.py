@@ -5,11 +5,27 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from benchmarks.trust.chaos import FAULTS, NUM_FAULTS, ROOT, RUNS, Fault, Result, numbered_fault, read_lines, rows
+from benchmarks.trust.chaos import (
+    FAULTS,
+    NUM_FAULTS,
+    REFUSED_SAVE,
+    ROOT,
+    RUNS,
+    Fault,
+    Result,
+    numbered_fault,
+    read_lines,
+    rows,
+)
+from whet.model.snapshot import SaveFailed
+from whet.record.sections import ReportSection
+from whet.training.distributed.ranks import ALONE
+from whet.training.saving import Saver
 
 WORKING = Result((0,), "finished\n", ({},), "", True, (), 1.0)
 
@@ -49,6 +65,18 @@ def test_what_does_not_hold_is_noticed():
     assert "traceback" in wrong((0,), "Traceback (most recent call last):\n")
     assert "without a line of its own" in wrong((1,), "oh no\n")
     assert "left behind: sandbox" in wrong((0,), left=("sandbox",))
+
+
+def test_a_killed_tracker_of_joblib_may_forget_and_nobody_else_may():
+    said = "Traceback (most recent call last):\n  File \"x.py\", line 1\n    del it\nKeyError: '/loky-20873-tvaqybbx'\n"
+    assert not replace(WORKING, output=said + "finished\n", victims="7 resource tracker").wrong
+    assert "traceback" in replace(WORKING, output=said, victims="7 trainer").wrong
+    assert "traceback" in replace(WORKING, output=said.replace("/loky", "/mp"), victims="7 resource tracker").wrong
+
+
+def test_what_is_taken_for_a_statement_is_what_whet_says(tmp_path):
+    saver = Saver(tmp_path, ReportSection(), ALONE, 0, print, print)
+    assert REFUSED_SAVE.search(saver._failure(SaveFailed(tmp_path, "OSError: [Errno 5] Input/output error")))
 
 
 def test_the_tally_counts_what_struck_and_what_held():

@@ -1,6 +1,6 @@
 """A run of several ranks: the first owns folder, console and records; the others work, and are heard when they fail.
 
-Runs whose ranks Ray starts: this process shows what the first rank tells, and passes on how it ended.
+Where Ray starts the ranks, this process shows what the first rank tells, and passes on how it ended.
 """
 
 from __future__ import annotations

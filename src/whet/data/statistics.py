@@ -1,7 +1,5 @@
-"""What a data file holds: rows, columns, what they are read as, lengths, duplicates, scripts and answers.
-
-How often a model solved each prompt, written into the rows that hold the prompts.
-"""
+"""What a data file holds: rows, columns, what they are read as, lengths, duplicates, scripts and answers; and
+how often a model solved each prompt, written into the rows."""
 
 from __future__ import annotations
 

@@ -91,15 +91,14 @@ def untagged_calls(text: str, tools: Sequence[Mapping[str, Any]]) -> list[ToolCa
     A whole text of JSON may call a tool that is not there, which it can be told; a fence inside a text calls only
     those that are: prose shows other JSON and other code.
     """
-    known = {tool.get("function", tool)["name"] for tool in tools}
+    known = [str(tool.get("function", tool).get("name")) for tool in tools]
     alone = _from_json(_unfenced(text)) or []
     if alone and all(call.name in known or call.arguments for call in alone):
         return alone
-    single: dict[str, str] = {}
-    for tool in tools:
-        function = tool.get("function", tool)
-        parameters = list(parameters_of(function["name"], [tool]))
-        single |= {function["name"]: parameters[0]} if len(parameters) == 1 else {}
+    single: dict[str, str] = {}  # tools of one argument, with its name
+    for name in known:
+        parameters = list(parameters_of(name, tools))
+        single |= {name: parameters[0]} if len(parameters) == 1 else {}
     calls: list[ToolCall] = []
     for label, block in FENCE.findall(text)[:MOST_BLOCKS]:
         read = _from_json(block.strip())

@@ -13,7 +13,7 @@ from whet import registry
 from whet.envs.adapters.attempts import Attempts
 from whet.envs.adapters.bfcl import FunctionCalling
 from whet.envs.adapters.gym import StepEnvironment, gem_environment, gym_environment
-from whet.envs.adapters.optional import cannot_be_made
+from whet.envs.adapters.shared import cannot_be_made
 from whet.envs.adapters.skyrl import of_skyrl_class, skyrl_environment
 from whet.envs.adapters.textarena import TextArenaGame
 from whet.envs.adapters.trl import trl_environment

@@ -65,10 +65,16 @@ class ScalarModel:
 
         return self.lm.one_pass(scored_states)
 
-    def note_scales(self, scales: Sequence[tuple[float, float]] | None) -> None:
+    def note_scales(self, scales: Sequence[Sequence[float]] | None) -> None:
         """Write each head's centre and scale into what is saved; None once the weights have moved on."""
         noted = [None] * self.num_heads if scales is None else [list(scale) for scale in scales]
         setattr(self.model.config, MEMBERS, noted)
+
+    @property
+    def noted_scales(self) -> list[list[float]] | None:
+        """What `note_scales` has written, as JSON."""
+        noted = getattr(self.model.config, MEMBERS)
+        return None if None in noted else noted
 
 
 def scalar_model(

@@ -36,7 +36,7 @@ from whet.objective import (
 from whet.objective.component import Component, departures, with_number
 from whet.objective.lazy_torch import torch
 from whet.objective.policy import Objective
-from whet.objective.preference import anchor, pair_losses, score
+from whet.objective.preference import pair_losses, pair_terms, score
 from whet.objective.preference.objective import PairObjective
 from whet.objective.presets import PRESETS, Preset
 from whet.objective.presets.preference import LEFT_OUT, PAIR_PRESETS
@@ -209,19 +209,25 @@ PREFERENCE = Family(
             main=True,
         ),
         "contrast": _axis(
-            *("how are two completions set against each other?", anchor.PairContrast),
-            *(anchor.ScoreDifference, anchor.Shifted, anchor.Protected),
+            *("how are two completions set against each other?", pair_terms.PairContrast),
+            *(pair_terms.ScoreDifference, pair_terms.Shifted, pair_terms.Protected),
         ),
         "anchor": _axis(
-            *("what is a single completion compared with?", anchor.Anchor),
-            *(anchor.Zero, anchor.Mismatched, anchor.AnchorRunningMean),
+            *("what is a single completion compared with?", pair_terms.Anchor),
+            *(pair_terms.Zero, pair_terms.Mismatched, pair_terms.AnchorRunningMean),
         ),
         "weigh": _axis(
-            *("how much does a pair count?", anchor.PairWeight, anchor.Alike, anchor.OwnWords, anchor.MarginGate),
+            *(
+                "how much does a pair count?",
+                pair_terms.PairWeight,
+                pair_terms.Alike,
+                pair_terms.OwnWords,
+                pair_terms.MarginGate,
+            ),
         ),
         "imitate": _axis(
-            *("are good completions imitated as well?", anchor.ImitateGood),
-            *(anchor.NoPairImitation, anchor.Summed, anchor.PerCompletion, anchor.PerToken),
+            *("are good completions imitated as well?", pair_terms.ImitateGood),
+            *(pair_terms.NoPairImitation, pair_terms.Summed, pair_terms.PerCompletion, pair_terms.PerToken),
         ),
         "reference": _REFERENCE,
     },

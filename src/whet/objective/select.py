@@ -67,9 +67,8 @@ class FinishedTurns(Component):
 class NonzeroAdvantage(Component):
     """Completions whose advantage is 0 are not pulled by the KL either, and leave the denominators.
 
-    Prime Intellect's trainer does so by default (`ZeroAdvantageFilter`, after a batch is drawn). They stay in the
-    statistics of their group, and no others are drawn in their place: `objective.keep=mixed_outcome` does that, group
-    by group.
+    They stay in the statistics of their group, and no others are drawn in their place: `objective.keep=mixed_outcome`
+    does that, group by group.
     """
 
     name: ClassVar[str] = "nonzero_advantage"

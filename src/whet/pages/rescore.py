@@ -1,7 +1,4 @@
-"""What another reward would have given the samples a run saved, as text, JSON and a page.
-
-The ledger of a reward as a table for a terminal. Pure.
-"""
+"""What another reward would have given the samples a run saved, as text, JSON and a page; a reward's ledger as text."""
 
 from __future__ import annotations
 

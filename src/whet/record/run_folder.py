@@ -261,8 +261,8 @@ def write_atomically(path: Path | str, text: str, durable: bool = False) -> Path
     try:
         with file:
             file.write(text.encode("utf-8", "backslashreplace"))
+            file.flush()  # before it has its name: the disk may be full, the process may end
             if durable:
-                file.flush()
                 os.fsync(file.fileno())
             os.replace(partial, path)
     except OSError:

@@ -1,7 +1,4 @@
-"""The reward for the shape of an agent's completion: think, then call a tool or answer directly.
-
-The reward for keeping to the format: think first, then answer, and nothing else.
-"""
+"""Rewards for the shape of a completion: think first, then answer, and nothing else; an agent may call a tool."""
 
 from __future__ import annotations
 

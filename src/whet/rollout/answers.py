@@ -37,8 +37,8 @@ def step_result_of(value: Any) -> StepResult:
         metrics = {str(name): float(number) for name, number in value.metrics.items()}
         errors = tuple(str(error) for error in value.errors)
         rewards = {str(role): _reward(number) for role, number in value.rewards.items()}
-        told = (counts, errors, metrics, str(value.role or ""), rewards)
-        return StepResult(messages, reward, bool(value.done), _state(value.state), *told)
+        role, state = str(value.role or ""), _state(value.state)
+        return StepResult(messages, reward, bool(value.done), state, counts, errors, metrics, role, rewards)
     if isinstance(value, numbers.Real) or type(value).__module__ == "numpy":
         return StepResult(reward=_reward(value), done=True)
     return StepResult(_messages(value, "step"))

@@ -19,6 +19,7 @@ from whet.rollout.scheduler import (
     UnfinishedRow,
     joined_support,
 )
+from whet.rollout.session import BatchSession
 from whet.types import Request, Sample, Sampling, WhetError
 
 
@@ -157,36 +158,16 @@ def check_length(request: Request, budget: int, context: int) -> None:
         )
 
 
-class RereadingSession:
-    """A `whet.protocols.Session` that reads every conversation from its beginning in each turn."""
+class RereadingSession(BatchSession):
+    """A `BatchSession` that counts what it reads again."""
 
     def __init__(self, engine: Engine, sampling: Sampling) -> None:
-        self._engine, self._sampling = engine, sampling
-        self._waiting: dict[int, Request] = {}
+        super().__init__(engine, sampling)
         self.counts = DecodeCounts()
 
     def add(self, number: int, request: Request) -> None:
-        self._waiting[number] = request
+        super().add(number, request)
         self.counts.recomputed += request.continues is not None
-
-    def advance(self) -> list[tuple[int, Sample]]:
-        waiting, self._waiting = self._waiting, {}
-        samples = self._engine.generate(list(waiting.values()), self._sampling)
-        return list(zip(waiting, samples, strict=True))
-
-    @property
-    def is_idle(self) -> bool:
-        return not self._waiting
-
-    def release(self, number: int) -> None:
-        """Nothing is held."""
-
-    def load(self, weights: Mapping[str, Any], version: int) -> None:
-        """Nothing is in the middle of being written between two calls."""
-        self._engine.load(weights, version)
-
-    def close(self) -> None:
-        """Nothing is held."""
 
     def __enter__(self) -> RereadingSession:
         return self

@@ -30,9 +30,9 @@ from whet.model.reference import CopiedReference
 from whet.model.shared_prefix import to_device
 from whet.model.token_logp import packs
 from whet.objective.policy import Loss
-from whet.objective.preference.anchor import Zero
 from whet.objective.preference.batch import PairBatch, PairExtras, PairTotals, mismatched_rows, pair_totals
 from whet.objective.preference.objective import PairObjective
+from whet.objective.preference.pair_terms import Zero
 from whet.record.metrics.distribution import length_correlation
 from whet.record.metrics.timer import PhaseTimer
 from whet.training.completion_logp import CompletionScores, LiveReference, ReferenceLogp, score_completions

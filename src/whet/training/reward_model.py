@@ -7,7 +7,7 @@ Several heads learn side by side, each from its own draw of the rows; the loss i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -279,6 +279,13 @@ class RewardModelTrainer(RowTrainer):
         loss, scores = self.eval_scores()
         self._reward_model.note_scales(member_scales([place_scores for row in scores for place_scores in row]))
         return {"loss": loss, **members_metrics(self.eval_rows, scores)}
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "scales": self._reward_model.noted_scales}
+
+    def restore(self, state: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+        super().restore(state, tensors)
+        self._reward_model.note_scales(state.get("scales"))  # older checkpoints have none
 
 
 def members_metrics(rows: Sequence[RewardModelRow], scores: HeadScores) -> dict[str, float]:

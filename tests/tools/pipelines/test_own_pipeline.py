@@ -1,6 +1,7 @@
 """A pipeline of your own: registered by `whet.register`, run by its name, continued; refused where it cannot work."""
 
 import json
+import shutil
 
 import pytest
 from typer.testing import CliRunner
@@ -121,6 +122,20 @@ def test_what_is_no_pipeline_is_refused_in_one_line(thing, name, fix):
     with pytest.raises(WhetError) as error:
         whet.register("pipeline", thing, name=name)
     assert fix in str(error.value) and "\n" not in str(error.value) and before == PIPELINES
+
+
+def test_a_folder_that_was_emptied_meanwhile_is_said(tmp_path, monkeypatch):
+    def emptying_stages(settings):
+        def work(folder, done):
+            shutil.rmtree(folder.parent)
+            folder.mkdir(parents=True)
+            return stage_result("emptied")
+
+        return [Stage("empty", "empty", work, {})]
+
+    monkeypatch.setitem(PIPELINES, "emptying", Pipeline("emptying", "", CountingSettings, emptying_stages))
+    with pytest.raises(WhetError, match=r"pipeline\.toml was deleted, moved or replaced .* start the pipeline again"):
+        run_pipeline("emptying", {"folder": str(tmp_path / "run")})
 
 
 def test_a_folder_of_0_1_is_refused_with_the_way_on(tmp_path):

@@ -1,6 +1,7 @@
 """A session in a process of its own: newer weights reach it, and its end is noticed."""
 
 import multiprocessing
+import multiprocessing.synchronize
 import os
 import signal
 import subprocess
@@ -72,7 +73,11 @@ def test_newer_weights_arrive_in_the_middle_and_a_killed_process_is_told(monkeyp
         session.close()
 
 
-def test_a_session_that_cannot_be_opened_says_why():
+def test_a_session_that_cannot_be_opened_says_why(monkeypatch):
+    def refuse(*arguments):
+        raise AssertionError("semaphores: a resource tracker that is killed forgets them, and says so in tracebacks")
+
+    monkeypatch.setattr(multiprocessing.synchronize.SemLock, "__init__", refuse)
     session = ProcessSession(partial(int, "no such device"), {})  # which the new process finds without importing tests
     session.add(0, Request((5,), 1))
     with pytest.raises(EngineLost, match="no such device"):

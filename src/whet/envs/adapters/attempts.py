@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from whet.envs.adapters.optional import number
+from whet.envs.adapters.shared import number
 from whet.types import Completion, Prompt, Sample, StepResult, WhetError
 
 FEEDBACK = "That is not right yet. You have {left} left. Try again."

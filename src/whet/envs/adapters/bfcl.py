@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.data.tool_syntax import BROKEN, ToolCall, expression, named
-from whet.envs.adapters.optional import optional, seed_of
+from whet.envs.adapters.shared import optional, seed_of
 from whet.envs.tools.environment import CallFormat
 from whet.envs.tools.formats import Calling, call_format_of
 from whet.types import Completion, InitialObservation, Message, Prompt, StepResult, WhetError, did_you_mean

@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from whet.envs.adapters.optional import (
+from whet.envs.adapters.shared import (
     OwnRandom,
     cannot_be_made,
     flag,

@@ -13,7 +13,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from whet.envs.adapters.optional import cannot_be_made, flag, messages, number, numbers, optional
+from whet.envs.adapters.shared import cannot_be_made, flag, messages, number, numbers, optional
 from whet.registry import imported
 from whet.types import Completion, InitialObservation, Prompt, StepResult, WhetError, did_you_mean
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from whet.envs.adapters.optional import (
+from whet.envs.adapters.shared import (
     OwnRandom,
     cannot_be_made,
     flag,
@@ -81,15 +81,15 @@ class TextArenaGame:
             done = self._moved(str(completion)) or self._play_others()
             if not done:
                 return self._next_turn()
-            rewards, info = self._game.close()
+            rewards, infos = self._game.close()
         where = f"textarena's {self._id!r}"
         mine = range(self._players) if self._seat is None else [self._seat]
         missing = [player for player in mine if player not in (rewards or {})]
         if missing:
             raise ValueError(f"{where} ended without a reward for player {missing[0]}")
-        about = {player: info.get(player, {}) for player in mine}
+        about = {player: infos.get(player, {}) for player in mine}
         earned = {player: number(_unswapped(rewards[player], about[player]), where) for player in mine}
-        reason = next((str(told["reason"]) for told in about.values() if told.get("reason")), "")
+        reason = next((str(info["reason"]) for info in about.values() if info.get("reason")), "")
         last = ({"role": "user", "content": f"[GAME] {reason}"},) if reason else ()
         if self._seat is None:
             by_role = {_role(player): reward for player, reward in earned.items()}

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from whet.envs.adapters.optional import cannot_be_made, number
+from whet.envs.adapters.shared import cannot_be_made, number
 from whet.envs.tools.environment import CallFormat, ToolEnvironment, check_names
 from whet.envs.tools.find import MOST_CALLS, find_tools
 from whet.envs.tools.formats import Calling, call_format_of

@@ -27,7 +27,7 @@ from functools import partial
 from typing import Any
 
 from whet.data.seeds import SEED
-from whet.envs.adapters.optional import cannot_be_made, number, numbers, optional
+from whet.envs.adapters.shared import cannot_be_made, number, numbers, optional
 from whet.types import WhetError
 
 INSTALL = "pip install 'verifiers==0.4.0' (tasksets) or 'verifiers==0.1.14' (load_environment)"

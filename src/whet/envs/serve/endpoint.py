@@ -253,15 +253,15 @@ async def _streamed(job: Job, model: str, events: Events) -> AsyncIterator[str]:
     job.on_text = hear
     try:
         while not waiting.done() or not pieces.empty():
-            told = [] if pieces.empty() else [pieces.get_nowait()]
-            if not told:
+            fresh = [] if pieces.empty() else [pieces.get_nowait()]
+            if not fresh:
                 more = asyncio.ensure_future(pieces.get())
                 done, _ = await asyncio.wait((waiting, more), timeout=KEEP_ALIVE, return_when=asyncio.FIRST_COMPLETED)
-                told = [more.result()] if more in done else []
+                fresh = [more.result()] if more in done else []
                 more.cancel()
                 if not done:
                     yield ": still writing\n\n"
-            for event in (event for choice, text in told for event in events.piece(head, model, choice, text)):
+            for event in (event for choice, text in fresh for event in events.piece(head, model, choice, text)):
                 yield f"data: {event}\n\n"
         try:
             written = events.end(waiting.result(), model, job.streamed)

@@ -602,8 +602,8 @@ class RequestQueue:
         tool_calls: tuple[CalledTool, ...] = ()
         if request.tools:
             content, tool_calls = self._tool_calls(call, tokens, request.tools)
-            told = call.text[: job.streamed.get(job.calls.index(call), 0)]
-            content = content if content.startswith(told) else told  # what the client has read, it will send back
+            sent = call.text[: job.streamed.get(job.calls.index(call), 0)]
+            content = content if content.startswith(sent) else sent  # what the client has read, it will send back
         for stop in request.wishes.stop:  # of the tokens it is a part, as it was sampled; of what a client reads, none
             content = content.partition(stop)[0]
         if request.messages:

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 from whet.objective.advantage import Memory
 from whet.objective.lazy_torch import torch
 from whet.objective.policy import Loss
-from whet.objective.preference.anchor import (
+from whet.objective.preference.batch import PairBatch, PairCompletions, PairExtras, PairTotals, completions_of
+from whet.objective.preference.pair_losses import CostCurve, PairScores
+from whet.objective.preference.pair_terms import (
     Alike,
     Anchor,
     ImitateGood,
@@ -26,8 +28,6 @@ from whet.objective.preference.anchor import (
     ScoreDifference,
     Zero,
 )
-from whet.objective.preference.batch import PairBatch, PairCompletions, PairExtras, PairTotals, completions_of
-from whet.objective.preference.pair_losses import CostCurve, PairScores
 from whet.objective.preference.score import CompletionScore
 from whet.objective.reference import Frozen, ReferencePolicy
 from whet.types import WhetError

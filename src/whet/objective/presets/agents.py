@@ -46,7 +46,7 @@ TREE_GRPO = Preset(
     paper="Ji et al. 2025, Tree Search for LLM Agent Reinforcement Learning, arXiv 2509.21240",
     formula="A = (R - mean_g) / std_g + (R - mean_tree) / std_tree over leaves,  2 trees of 3 leaves",
     fixes="episodes that share their first turns cost fewer tokens and calls, and siblings say which turn was better",
-    breaks="biased: leaves count alike, whatever was drawn on the way, and a shared turn has the sum of its leaves' A",
+    breaks="biased: a leaf is in its own means, two spreads divide, and a shared turn has the mean of its leaves' A",
     deviations=(
         "the authors' code plays a tree's first episode to its end, then goes on from 2 of its states chosen at random "
         "(N = 2, L = 1), the prompt among them; here a state branches when it is reached: a choice in hindsight is "
@@ -57,6 +57,7 @@ TREE_GRPO = Preset(
         "aggregate, KL and the numbers of trees and leaves are those of the authors' scripts (M = 2, K = 3); their "
         "code clips twice, objective.clip=dual_clip with ceiling 3",
     ),
+    unverified="the paper's own equations; formula and numbers were read in the authors' code (AMAP-ML/Tree-GRPO)",
     episodes=True,
     run={"env": {"branching": "turns", "leaves": 3}, "batch": {"group_size": 2}},
 )

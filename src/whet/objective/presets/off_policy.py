@@ -58,7 +58,11 @@ PRIME_RL = Preset(
     formula="L = 1/M SUM_(A != 0) [ -mask r A + 1e-3 (log r)^2 ],  r = pi/mu,  mask 0 if pi moved by 0.2 with A",
     fixes="asynchronous runs: staleness and the engine's mismatch are one ratio, masked and pulled back",
     breaks="needs exact probabilities of the sampler",
-    deviations=("the ratio is capped at 10000, as in dppo_tv; prime-rl has no cap",),
+    deviations=(
+        "the ratio is capped at 10000, as in dppo_tv; prime-rl has no cap",
+        "completions with advantage 0 are left out as by its default filter, which acts after a batch is drawn; its "
+        "other filters (gibberish, repetition) only watch by default and are left out",
+    ),
 )
 
 TOPR = Preset(

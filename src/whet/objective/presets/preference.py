@@ -2,16 +2,6 @@
 
 from __future__ import annotations
 
-from whet.objective.preference.anchor import (
-    AnchorRunningMean,
-    MarginGate,
-    Mismatched,
-    OwnWords,
-    PerCompletion,
-    Protected,
-    Shifted,
-    Summed,
-)
 from whet.objective.preference.objective import PairObjective
 from whet.objective.preference.pair_losses import (
     Blend,
@@ -26,6 +16,16 @@ from whet.objective.preference.pair_losses import (
     Squared,
     Targets,
     Unflipped,
+)
+from whet.objective.preference.pair_terms import (
+    AnchorRunningMean,
+    MarginGate,
+    Mismatched,
+    OwnWords,
+    PerCompletion,
+    Protected,
+    Shifted,
+    Summed,
 )
 from whet.objective.preference.score import (
     AlphaDivergence,

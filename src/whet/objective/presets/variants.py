@@ -1,7 +1,4 @@
-"""Methods that tame the ratio, the shares or the credit in other ways.
-
-Group methods whose clip rule, or choice of tokens, is their idea.
-"""
+"""Methods whose idea is the clip rule or the choice of tokens, or that tame the ratio, the shares or the credit."""
 
 from __future__ import annotations
 

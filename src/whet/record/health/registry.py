@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from whet.record.health.completions import GROUP_RULES, LENGTH_RULES
 from whet.record.health.data import DATA_RULES
 from whet.record.health.episodes import EPISODE_RULES
 from whet.record.health.evaluation import EVALUATION_RULES
 from whet.record.health.finding import FindingSpan, HealthFinding, recorded_finding
-from whet.record.health.groups import GROUP_RULES, LENGTH_RULES
 from whet.record.health.hacking import HACKING_RULES
 from whet.record.health.history import RECENT, TREND_STEPS, History, history_of
 from whet.record.health.out_of_range import RANGE_RULES

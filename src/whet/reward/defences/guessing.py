@@ -1,8 +1,5 @@
-"""Many answers in the hope that one is right.
-
-An answer that the reasoning never reaches.
-
-Answer marks that hold no answer: nothing, a placeholder, a verdict, the question again.
+"""Answers that were not worked out: many in the hope that one is right, one that the reasoning never reaches, and
+answer marks that hold none: nothing, a placeholder, a verdict, the question again.
 
 Where there is a gold answer, what a mark holds is compared with it by kind, whatever its words: a number is answered
 with a number, and a name is not answered with words of the question.

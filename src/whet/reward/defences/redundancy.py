@@ -1,7 +1,5 @@
-"""The same tool call made again, and more calls than a task needs.
-
-Length without content: sentences said again, loops, stock phrases, blank lines and rows of the same character.
-"""
+"""More than a task needs: tool calls made again, and length without content (sentences said again, loops, stock
+phrases, blank lines and rows of the same character)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A job for the sandbox, and its result.
-
-How much a job may use.
-"""
+"""A job for the sandbox, how much it may use, and its result."""
 
 from __future__ import annotations
 

@@ -114,9 +114,9 @@ def isolation_warnings(
     if holds.get("process_namespace") and not (holds.get("cgroup") or holds.get("tree_memory")):
         lines.append("sandbox: no tree_memory: memory is limited for each process, not for all of a job together")
     if holds.get("separate_user") is False:  # only tried by root
-        told = f" ({why['separate_user'][1]})" if "separate_user" in why else ""
+        cause = f" ({why['separate_user'][1]})" if "separate_user" in why else ""
         lines.append(
-            f"sandbox: no separate_user{told}: whet runs as root, and so does code under test, without root's "
+            f"sandbox: no separate_user{cause}: whet runs as root, and so does code under test, without root's "
             "capabilities; start whet as another user"
         )
     mentioned = {*OPTIONAL, "tree_memory", *MECHANISMS["namespaces"], *MECHANISMS["landlock"]} - {*ALWAYS}

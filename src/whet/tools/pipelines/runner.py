@@ -276,6 +276,11 @@ def _story(
 ) -> PipelineSummary:
     """What the page is drawn from."""
     command = folder / COMMAND
+    if not (folder / SETTINGS).is_file():
+        raise RunFailed(
+            f"{folder / SETTINGS} was deleted, moved or replaced while the run was writing there, and what it held is "
+            "lost; start the pipeline again in a folder of its own"
+        )
     return PipelineSummary(
         pipeline.name,
         pipeline.about,

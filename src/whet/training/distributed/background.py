@@ -1,7 +1,9 @@
 """A session that writes in the background: in a thread, or in a process with weights of its own.
 
-Both sides talk through two queues. The front is a `whet.rollout.async_rollout.BackgroundSession`; what it is told
-reaches the session behind it in the order in which it was said, between two moments of writing.
+Both sides talk through two queues; with a process these are pipes. multiprocessing's own queues need semaphores, which
+a killed process may hold for ever, and Python's resource tracker prints tracebacks about them where it is killed.
+The front is a `whet.rollout.async_rollout.BackgroundSession`; what it is told reaches the session behind it in the
+order in which it was said, between two moments of writing.
 """
 
 from __future__ import annotations
@@ -11,10 +13,12 @@ import multiprocessing
 import os
 import pickle
 import queue
+import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 import torch
@@ -74,6 +78,56 @@ def write_on(
             for number, _ in finished:  # nothing is continued here: its row is free at once
                 session.release(number)
             tell(finished)
+
+
+class _Outbox:
+    """The end of a pipe that is written to, by a thread of its own: whoever puts something there never waits."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+        self._waiting: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._thread = Thread(target=self._send, name="whet messages", daemon=True)
+        self._thread.start()
+
+    def put(self, message: Any) -> None:
+        # not the pipe's own pickling: tensors would go through shared memory, one file each
+        self._waiting.put(pickle.dumps(message))
+
+    def close(self, has_reader: Callable[[], bool]) -> None:
+        """Wait until all is sent, or nobody reads it any more."""
+        self._waiting.put(None)
+        while self._thread.is_alive() and has_reader():
+            self._thread.join(MOMENT)
+
+    def _send(self) -> None:
+        with self._pipe:
+            while (message := self._waiting.get()) is not None:
+                try:
+                    self._pipe.send_bytes(message)
+                except OSError:  # the reader has ended
+                    return
+
+
+class _Inbox:
+    """The end of a pipe that is read from; `get` is that of a queue, and raises EOFError where the writer has ended."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+
+    def get(self, block: bool = True, timeout: float = 0.0) -> Any:
+        if not self._pipe.poll(timeout if block else 0.0):
+            raise queue.Empty
+        return pickle.loads(self._pipe.recv_bytes())
+
+
+class _Commands(_Inbox):
+    """What the process is to do; where the run has ended, to close."""
+
+    def get(self, block: bool = True, timeout: float = 0.0) -> Any:
+        try:
+            return super().get(block, timeout)
+        except EOFError:
+            return "close", ()
 
 
 class _Front:
@@ -187,20 +241,23 @@ class ProcessSession(_Front):
 
     def __init__(self, make: Callable[[], Session], weights: Mapping[str, Tensor], timeout: float = 600.0) -> None:
         context = multiprocessing.get_context("spawn")
-        super().__init__(context.Queue(), context.Value("d", 0.0))
-        self._channel = context.Queue()
+        (commands, to_process), (from_process, results) = context.Pipe(duplex=False), context.Pipe(duplex=False)
+        super().__init__(_Outbox(to_process), context.RawValue("d", 0.0))
+        self._inbox = _Inbox(from_process)
         self._shared = {
             name: torch.empty(value.shape, dtype=value.dtype).share_memory_() for name, value in weights.items()
         }
-        self._taken, self._timeout = context.Event(), timeout
+        self._taken, self._timeout = threading.Event(), timeout
         self._taken.set()
         self._process = context.Process(
             target=_serve,
-            args=(make, self._shared, self._taken, self._commands, self._channel, self._idle, os.getpid()),
+            args=(make, self._shared, commands, results, self._idle, os.getpid()),
             name="whet rollouts",
             daemon=True,
         )
         self._process.start()
+        for pipe in (commands, results):  # where the process ends, so do its pipes
+            pipe.close()
         self._receiver = Thread(target=self._receive, name="whet completions", daemon=True)
         self._receiver.start()
         atexit.register(self.close)
@@ -210,14 +267,16 @@ class ProcessSession(_Front):
         while True:
             is_alive = self._process.is_alive()
             try:
-                value = pickle.loads(self._channel.get(timeout=MOMENT))
+                value = self._inbox.get(timeout=MOMENT)
             except queue.Empty:
                 if is_alive:
                     continue
                 return
-            except (EOFError, OSError, ValueError):
+            except (EOFError, OSError):
                 return
-            if isinstance(value, str):
+            if value is None:
+                self._taken.set()
+            elif isinstance(value, str):
                 self._results.put(value)
             else:
                 self._tell(value)
@@ -247,9 +306,7 @@ class ProcessSession(_Front):
             self._process.kill()
         self._process.join()
         self._receiver.join(10)
-        for channel in (self._commands, self._channel):
-            channel.cancel_join_thread()
-            channel.close()
+        self._commands.close(self._process.is_alive)
 
     def _check(self) -> None:
         if self._process.is_alive():
@@ -265,7 +322,7 @@ class ProcessSession(_Front):
 class _SharedWeights:
     """The session in the process, whose weights come through shared memory."""
 
-    def __init__(self, session: Session, shared: Mapping[str, Tensor], taken: Any) -> None:
+    def __init__(self, session: Session, shared: Mapping[str, Tensor], taken: Callable[[], object]) -> None:
         self._session, self._shared, self._taken = session, shared, taken
         self.add, self.advance, self.release = session.add, session.advance, session.release
         self.close = session.close
@@ -276,34 +333,35 @@ class _SharedWeights:
 
     def load(self, version: int) -> None:
         self._session.load(self._shared, version)
-        self._taken.set()
+        self._taken()
 
 
 def _serve(
     make: Callable[[], Session],
     shared: Mapping[str, Tensor],
-    taken: Any,
-    commands: Any,
-    results: Any,
+    commands: Connection,
+    results: Connection,
     idle: _IdleSeconds,
     parent: int,
 ) -> None:
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run ends its step first, and then this process
+    outbox = _Outbox(results)
+
+    def has_run() -> bool:
+        return os.getppid() == parent
+
     try:
-        session: Any = _SharedWeights(make(), shared, taken)
+        session: Any = _SharedWeights(make(), shared, lambda: outbox.put(None))
         try:
-            # pickled here: tensors would go through shared memory, one file each
-            write_on(
-                session, commands, lambda finished: results.put(pickle.dumps(finished)), idle,
-                lambda: os.getppid() == parent,
-            )  # fmt: skip
+            write_on(session, _Commands(commands), outbox.put, idle, has_run)
         finally:
             session.close()
     except BaseException as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         line = str(error) if isinstance(error, WhetError) else f"{type(error).__name__}: {error} ({where.name})"
-        results.put(pickle.dumps(line))
-    if os.getppid() != parent:
-        os._exit(1)  # nobody reads what is in the queues
+        outbox.put(line)
+    outbox.close(has_run)
+    if not has_run():
+        os._exit(1)  # nobody reads what is left

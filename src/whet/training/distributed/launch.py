@@ -2,8 +2,6 @@
 
 All of them say it in the environment, as torchrun does: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, and LOCAL_RANK and
 LOCAL_WORLD_SIZE for the devices of one machine.
-
-A process that others on its machine can find and end.
 """
 
 from __future__ import annotations

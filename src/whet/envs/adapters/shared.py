@@ -1,16 +1,12 @@
 """What the adapters share: optional packages, seeds and random numbers of an episode, and the form of an answer.
 
-Packages that not every environment needs.
+Random numbers of one episode are for packages that draw from the generators which a whole process shares. Many games
+call `random.seed` when they are reset and `random.choice` while they are played. Played side by side, each would change
+the others' numbers, and the trainer's own. So the calls into such a game run one after the other, each with the game's
+own state of the shared generators, and leave them as they were found.
 
-Random numbers of one episode, for packages that draw from the generators which a whole process shares.
-
-Many games call `random.seed` when they are reset and `random.choice` while they are played. Played side by side, each
-would change the others' numbers, and the trainer's own. So the calls into such a game run one after the other, each
-with the game's own state of the shared generators, and leave them as they were found.
-
-Which task an episode plays: every sample of a prompt plays the same one.
-
-What other people's environments answer, checked: a wrong type is an error that names it, never a silent `str()`.
+Every sample of a prompt plays the same task. What other people's environments answer is checked: a wrong type is an
+error that names it, never a silent `str()`.
 """
 
 from __future__ import annotations

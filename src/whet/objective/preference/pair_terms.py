@@ -1,4 +1,6 @@
-"""What is a single completion compared with? Anchors: a number of the whole step, in units of the score, without
+"""The terms around a preference loss: anchors, contrasts, imitation and the weights of rows.
+
+What is a single completion compared with? Anchors: a number of the whole step, in units of the score, without
 gradient.
 
 Before the losses of a step, `sums` of all its passes and ranks are added; `value` makes the anchor of them.

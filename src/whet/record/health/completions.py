@@ -1,7 +1,4 @@
-"""Groups whose completions all score alike: they teach nothing.
-
-How long completions are, and whether they end by themselves.
-"""
+"""Completions that teach nothing because all of a group score alike; and how long they are, and how they end."""
 
 from __future__ import annotations
 
