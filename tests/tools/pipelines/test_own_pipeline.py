@@ -10,6 +10,7 @@ import whet
 from tests.support.for_every import for_every
 from whet import registry
 from whet.cli import app
+from whet.record.run_folder import discard
 from whet.tools.pipelines.library import EvalEntry, RejectionEntry, RLEntry, SampleEntry, SFTEntry
 from whet.tools.pipelines.registry import PIPELINES, find_pipeline
 from whet.tools.pipelines.runner import resume_pipeline, run_pipeline
@@ -98,6 +99,17 @@ def test_it_is_listed_run_and_resumed_by_its_name(counting, tmp_path, capsys):
     capsys.readouterr()
     assert resume_pipeline(run.folder).stages["count"].result == run.stages["count"].result
     assert "counted to 5  (done before)" in capsys.readouterr().out
+
+
+def test_a_stage_that_was_killed_at_its_first_write_leaves_nothing_to_move_away(counting, tmp_path, capsys):
+    run = run_pipeline("counting", {"folder": str(tmp_path / "run")})
+    stage = run.stages["count"].folder
+    discard(stage)
+    (stage / ".started.json").write_text('{"form')
+    capsys.readouterr()
+    assert resume_pipeline(run.folder).status == "finished"
+    assert "other inputs" not in capsys.readouterr().out and not (run.folder / "replaced").exists()
+    assert sorted(path.name for path in stage.iterdir()) == ["numbers.txt", "stage.json"]
 
 
 def test_a_new_stage_is_timed_and_not_called_done_before(counting, tmp_path, capsys):

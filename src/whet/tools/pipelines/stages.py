@@ -194,8 +194,8 @@ def refuse_other_format(folder: Path) -> None:
 
 def _cleared(place: Path, fingerprint: str) -> Path | None:
     """Move away what was made of other inputs; where it lies now, None where there is nothing to move."""
-    if not place.is_dir() or not any(place.iterdir()):
-        return None
+    if not place.is_dir() or all(path.name == f".{STARTED}" for path in place.iterdir()):
+        return None  # at most its mark, half written by a process that was killed
     if not (place / RESULT).exists():
         try:
             started = json.loads((place / STARTED).read_text(encoding="utf-8"))

@@ -120,7 +120,7 @@ class _Inbox:
         return pickle.loads(self._pipe.recv_bytes())
 
 
-class _Commands(_Inbox):
+class _RunCommands(_Inbox):
     """What the process is to do; where the run has ended, to close."""
 
     def get(self, block: bool = True, timeout: float = 0.0) -> Any:
@@ -355,7 +355,7 @@ def _serve(
     try:
         session: Any = _SharedWeights(make(), shared, lambda: outbox.put(None))
         try:
-            write_on(session, _Commands(commands), outbox.put, idle, has_run)
+            write_on(session, _RunCommands(commands), outbox.put, idle, has_run)
         finally:
             session.close()
     except BaseException as error:
