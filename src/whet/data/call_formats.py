@@ -115,7 +115,7 @@ def call_stops(call_format: str) -> tuple[str, ...]:
 def expected_call(call_format: str, tokenizer: PreTrainedTokenizerBase, tools: Sequence[Mapping[str, Any]] = ()) -> str:
     """A well-formed call, to show to a model that wrote another."""
     written = _readable_call(call_format, tokenizer, tools)
-    return written.replace(NAME, "name").replace(VALUE, "value") or EXAMPLES[call_format]
+    return written.replace(NAME, "name").replace(VALUE, "value") or EXAMPLES.get(call_format, "")
 
 
 def call_frame(

@@ -113,7 +113,7 @@ def test_a_real_group_is_joined_and_removed():
 @pytest.mark.parametrize("way", ["ended", "killed"])
 def test_a_worker_takes_its_group_with_it(way):
     script = (
-        "import os, sys\nfrom whet.reward.sandbox import ProgramJob, Sandbox\n"
+        "import os, sys\nfrom whet.reward.sandbox.job import ProgramJob\nfrom whet.reward.sandbox.pool import Sandbox\n"
         "pool = Sandbox(1)\npool.run([ProgramJob('1')])\n"
         "print(int(pool.holds['cgroup']), pool.workers[0].process.pid, flush=True)\n"
         "if sys.argv[1] == 'killed': os.kill(os.getpid(), 9)\npool.close()\n"

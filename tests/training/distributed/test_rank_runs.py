@@ -14,6 +14,7 @@ from tests.support.distributed_runs import RUNS, alone
 from tests.support.rank_processes import run_ranks
 
 NOISE = 2e-3  # of a number, beside 1e-3: rounding grows in the second step
+LAID_OUT = {"computed_tokens", "flat_tokens"}  # where a rank has rows of one prefix beside each other
 COPY_ONLY = {"replayed_tokens", "replay_gap", "replay_limit"}  # of an engine on a copy of the policy, which is watched
 QUICK = ("grpo", "dpo online")
 
@@ -35,8 +36,8 @@ def compared(names: list[str], size: int, folder: Path) -> None:
 
 
 def _assert_close(found: dict[str, Any], wanted: dict[str, Any], where: tuple[str, int]) -> None:
-    assert found.keys() - COPY_ONLY == wanted.keys(), where
-    for key, value in wanted.items():
+    assert found.keys() - COPY_ONLY - LAID_OUT == wanted.keys() - LAID_OUT, where
+    for key, value in ((key, value) for key, value in wanted.items() if key not in LAID_OUT):
         same = math.isclose(found[key], value, rel_tol=NOISE, abs_tol=NOISE * 0.1)
         assert same or (math.isnan(value) and math.isnan(found[key])), (*where, key, found[key], value)
 
