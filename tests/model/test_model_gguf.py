@@ -332,3 +332,20 @@ def test_smollm2_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     completion = loaded.model.generate(**prompt, max_new_tokens=24, do_sample=False)[0, prompt["input_ids"].shape[1] :]
     assert "Paris" in tokenizer.decode(completion)
     print(f"\nconverted {converted - begin:.1f} s, cached {cached - converted:.1f} s: {tokenizer.decode(completion)!r}")
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q5_0", "Q6_K", "Q4_K", "F16"])
+@pytest.mark.parametrize("group", [1, 1000, 1 << 20])
+def test_groups_of_any_size_dequantise_alike(kind, group, monkeypatch):
+    import gguf
+    import numpy
+
+    monkeypatch.setattr(room, "GROUP", group)
+    number = gguf.GGMLQuantizationType[kind]
+    block, size = gguf.GGML_QUANT_SIZES[number]
+    packed = numpy.random.default_rng(0).integers(0, 60, (3, 7, 2 * size * (256 // block)), dtype=numpy.uint8)
+    plain, expected = gguf.quants._apply_over_grouped_rows, gguf.dequantize(packed, number)
+    with room._large_groups():
+        found = gguf.dequantize(packed, number)
+    assert found.shape == expected.shape and numpy.array_equal(found, expected, equal_nan=True)
+    assert gguf.quants._apply_over_grouped_rows is plain

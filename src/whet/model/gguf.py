@@ -22,7 +22,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import zipfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -49,7 +48,6 @@ BEGINS_WITH_BOS = {"llama-bpe", "llama3", "llama-v3", "tekken", "falcon3"}
 VOCABULARY_LISTS = tuple(f"tokenizer.ggml.{name}" for name in ("merges", "scores", "token_type"))
 MOST_THREADS = 8  # more of them wait for the interpreter, and let nobody else at it
 GROUP = 1 << 20  # weights dequantised in one go; the package's groups of 16 rows are mostly overhead
-ONE_AT_A_TIME = threading.Lock()  # two threads that want one model convert it once
 SCALARS = "(general|tokenizer\\.ggml)\\.(architecture|model|pre|\\w+_token_id|add_bos_token)"
 
 
@@ -108,15 +106,12 @@ def _fingerprint(file: Path, size: int, changed: int) -> str:
 
 def converted_folder(file: Path) -> Path:
     """The model folder made from a GGUF file: from the cache when it is there, else converted into it."""
-    stem = re.sub(r"[^\w.-]", "_", file.stem)
-    folder = cache_folder() / "gguf" / f"{stem}-{fingerprint(file)}-{CONVERSION}"
-    with ONE_AT_A_TIME:
-        return folder if is_whole(folder) else _converted_into(folder, file)
-
-
-def _converted_into(folder: Path, file: Path) -> Path:
     from safetensors import SafetensorError
 
+    stem = re.sub(r"[^\w.-]", "_", file.stem)
+    folder = cache_folder() / "gguf" / f"{stem}-{fingerprint(file)}-{CONVERSION}"
+    if is_whole(folder):
+        return folder
     partial: Path | None = None
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -227,14 +222,6 @@ def opened_once(file: Path) -> Iterator[GGUFReader]:
 
         _get_field_parts = _parts_of_field  # the package's name for it
 
-    def in_groups(func: Any, arr: Any, otype: Any, oshape: Any) -> Any:  # named as the package calls it
-        weights = numpy.empty(oshape, otype)
-        sources, targets = arr.reshape(-1, arr.shape[-1]), weights.reshape(-1, oshape[-1])
-        rows = max(1, GROUP // oshape[-1])
-        for start in range(0, len(sources), rows):
-            targets[start : start + rows] = func(sources[start : start + rows])
-        return weights
-
     texts: dict[int, str] = {}  # by the identity of the bytes, which the reader holds
 
     def parsed(value: Any, kinds: Any) -> Any:
@@ -249,9 +236,8 @@ def opened_once(file: Path) -> Iterator[GGUFReader]:
     except (ValueError, IndexError, OSError, UnicodeDecodeError) as error:
         raise WhetError(f"{file}: not a GGUF file ({first_line(error)}); copy or download it again") from error
     plain_reader, plain_dequantize, plain_map = gguf.GGUFReader, gguf.dequantize, gguf.get_tensor_name_map
-    plain_parsed, plain_groups = loading._gguf_parse_value, gguf.quants._apply_over_grouped_rows
-    gguf.quants._apply_over_grouped_rows = in_groups
-    with ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1)) as pool:
+    plain_parsed = loading._gguf_parse_value
+    with _large_groups(), ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1)) as pool:
         pending = {
             tensor.data.ctypes.data: pool.submit(plain_dequantize, tensor.data, tensor.tensor_type)
             for tensor in reader.tensors
@@ -271,8 +257,29 @@ def opened_once(file: Path) -> Iterator[GGUFReader]:
             yield reader
         finally:
             gguf.GGUFReader, gguf.dequantize, gguf.get_tensor_name_map = plain_reader, plain_dequantize, plain_map
-            loading._gguf_parse_value, gguf.quants._apply_over_grouped_rows = plain_parsed, plain_groups
+            loading._gguf_parse_value = plain_parsed
             pool.shutdown(cancel_futures=True)
+
+
+@contextlib.contextmanager
+def _large_groups() -> Iterator[None]:
+    """Meanwhile the package dequantises many rows in one go, instead of 16."""
+    import numpy
+    from gguf import quants
+
+    def in_groups(func: Any, arr: Any, otype: Any, oshape: Any) -> Any:  # named as the package calls it
+        weights = numpy.empty(oshape, otype)
+        sources, targets = arr.reshape(-1, arr.shape[-1]), weights.reshape(-1, oshape[-1])
+        rows = max(1, GROUP // oshape[-1])
+        for start in range(0, len(sources), rows):
+            targets[start : start + rows] = func(sources[start : start + rows])
+        return weights
+
+    plain, quants._apply_over_grouped_rows = quants._apply_over_grouped_rows, in_groups
+    try:
+        yield
+    finally:
+        quants._apply_over_grouped_rows = plain
 
 
 @contextlib.contextmanager

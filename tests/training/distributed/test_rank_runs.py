@@ -37,6 +37,9 @@ def compared(names: list[str], size: int, folder: Path) -> None:
 
 def _assert_close(found: dict[str, Any], wanted: dict[str, Any], where: tuple[str, int]) -> None:
     assert found.keys() - COPY_ONLY - LAID_OUT == wanted.keys() - LAID_OUT, where
+    for metrics in (found, wanted):
+        assert len(LAID_OUT & metrics.keys()) in (0, 2), where
+        assert metrics.get("computed_tokens", 0) <= metrics.get("flat_tokens", 0), where
     for key, value in ((key, value) for key, value in wanted.items() if key not in LAID_OUT):
         same = math.isclose(found[key], value, rel_tol=NOISE, abs_tol=NOISE * 0.1)
         assert same or (math.isnan(value) and math.isnan(found[key])), (*where, key, found[key], value)
