@@ -275,3 +275,14 @@ def test_private_state_and_the_middle_of_a_huge_file_are_not_content(tmp_path, m
         (tmp_path / "weights").write_text(text)
         digests.append(version.file_digest(tmp_path / "weights"))
     assert digests[0] == digests[1] and len(set(digests)) == 3
+
+
+def test_the_list_of_all_packages_is_asked_for_installed_modules_alone(tmp_path, monkeypatch):
+    """It takes seconds to make; a module in a source folder is in none of them."""
+    from whet.reward import version
+
+    (tmp_path / "lying_about.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(version, "_installed_packages", lambda: {"yaml": ["PyYAML"], "lying_about": ["never asked"]})
+    assert list(version._packages_with("yaml")) == ["PyYAML"]
+    assert list(version._packages_with("lying_about")) == []
