@@ -6,6 +6,7 @@ from tests.support.commands import finished
 
 PROGRAM = """
 import gc, json, sys
+gc.unfreeze()
 for name in [name for name in sys.modules if name.split(".")[0] == "whet"]:
     del sys.modules[name]  # torch and transformers stay: a run loads whet anew
 sys.argv = ["whet", "train", "grpo", "--steps", "1", "--folder", sys.argv[1]]
