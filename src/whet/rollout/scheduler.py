@@ -812,7 +812,7 @@ class DecodeScheduler:
         stop = [self._stop_of(row, token) for row, token in zip(rows, final, strict=True)]
         behind = torch.arange(tokens.shape[1])[None] >= count[:, None]
         tokens, logp = tokens.masked_fill_(behind, 0), logp.masked_fill_(behind, 0)
-        supports = _supports(self._support, range(len(rows)), counts)
+        supports = self._supports_by_row(self._support, rows)
         return Completions(tokens, logp, counts, stop, supports, [row.experts for row in rows])
 
     def _stop_of(self, row: _Occupant, last: int) -> StopReason:
@@ -841,10 +841,16 @@ class DecodeScheduler:
                 if drawer is not None and not drawer.left and drawer.request.constraint is not None:
                     drawer.request.constraint.accept(token)
         if drawn is not None and drawn.kept is not None:
-            row, ids = drawn.kept.cpu().nonzero(as_tuple=True)
-            counts = torch.bincount(row, minlength=len(drawn.kept))
+            kept, by_grammar = drawn.kept.cpu(), not self._job.sampling.truncates
+            most = (kept.sum(-1) > kept.shape[-1] // 2) & by_grammar  # then the others are fewer: those are named
+            named = kept ^ most[:, None]
+            too_many = (named.sum(-1) > LARGEST_SUPPORT) & by_grammar  # such a token is not trained on
+            named[too_many] = torch.arange(kept.shape[-1]) == 0
+            row, ids = named.nonzero(as_tuple=True)
+            counts = torch.bincount(row, minlength=len(kept))
             numbers = torch.arange(len(counts))
-            self._keep(KeptTokens(numbers, torch.zeros_like(numbers), counts, ids.to(torch.int32)), rows)
+            ids = torch.where(most[row], -2 - ids, ids).masked_fill(too_many[row], -1).to(torch.int32)
+            self._keep(KeptTokens(numbers, torch.zeros_like(numbers), counts, ids), rows)
 
     def _keep(self, kept: KeptTokens, rows: Sequence[_Occupant | None]) -> None:
         most = int(kept.counts.max()) if len(kept.counts) else 0
@@ -854,7 +860,7 @@ class DecodeScheduler:
                 f"top_p={sampling.top_p}, min_p={sampling.min_p} keep {most} tokens at one position; the "
                 f"trainer must renormalise on all of them: add top_k={LARGEST_SUPPORT // 4}, or switch truncation off"
             )
-        requests = torch.tensor([-1 if row is None else row.number for row in rows])
+        requests = torch.tensor([row.number if row is not None and self._has_support(row) else -1 for row in rows])
         # positions of one part come before those of the next
         position = kept.position + self._num_parts * (self._backend.steps_per_look + self._log.budget)
         self._support.append(KeptTokens(requests[kept.row], position, kept.counts, kept.ids))
@@ -863,12 +869,21 @@ class DecodeScheduler:
     def _num_parts(self) -> int:
         return self._forgotten_parts + len(self._support)
 
+    def _has_support(self, row: _Occupant) -> bool:
+        return self._job.sampling.truncates or row.request.constraint is not None
+
+    def _supports_by_row(self, parts: Sequence[KeptTokens], rows: Sequence[_Occupant]) -> list[Support | None]:
+        """What could be drawn in each row; None where that was anything."""
+        noted = [row for row in rows if self._has_support(row)] if parts else []
+        known = dict(zip((row.number for row in noted), _supports(parts, noted), strict=True)) if noted else {}
+        return [known.get(row.number) for row in rows]
+
     def _supports_of(self, gone: Sequence[_Occupant]) -> list[Support | None]:
         """The supports of rows that leave; what no row needs any more is forgotten."""
         if not self._support:
             return [None] * len(gone)
         parts = self._support[min(row.first_part for row in gone) - self._forgotten_parts :]
-        supports = _supports(parts, [row.number for row in gone], [row.count for row in gone])
+        supports = self._supports_by_row(parts, gone)
         still = [row.first_part for row in self._writing if row is not None and not row.left]
         first = min(still, default=self._num_parts)
         del self._support[: first - self._forgotten_parts]
@@ -1170,18 +1185,18 @@ def passes(numbers: Iterable[int], lengths: Sequence[int]) -> list[list[int]]:
     return passes
 
 
-def joined_support(supports: Sequence[Support | None]) -> Support | None:
-    """What could be drawn in the parts of one completion, one after the other."""
-    known = [support for support in supports if support is not None]
-    if not known:
+def joined_support(parts: Sequence[tuple[Support | None, int]]) -> Support | None:
+    """What could be drawn in parts of so many tokens, one after the other."""
+    if all(support is None for support, _ in parts):
         return None
+    nothing = torch.zeros(0, dtype=torch.int32)
+    known = [support or Support(nothing, torch.zeros(count, dtype=torch.int32)) for support, count in parts]
     return Support(torch.cat([support.ids for support in known]), torch.cat([support.counts for support in known]))
 
 
-def _supports(kept: Sequence[KeptTokens], requests: Sequence[int], count: Sequence[int]) -> list[Support | None]:
-    """What could be drawn for these requests, position after position; `row` of the parts is the request."""
-    if not kept:
-        return [None] * len(count)
+def _supports(kept: Sequence[KeptTokens], rows: Sequence[_Occupant]) -> list[Support]:
+    """What could be drawn in these rows, position after position; `row` of the parts is the request."""
+    requests, count = [row.number for row in rows], [row.count for row in rows]
     request, position, counts, ids = (
         torch.cat([getattr(tokens, name) for tokens in kept]).numpy() for name in ("row", "position", "counts", "ids")
     )
