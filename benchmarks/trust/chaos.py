@@ -71,7 +71,9 @@ def meet_fault():
     """Do what was left here for this process, once."""
     if os.path.exists(HERE + "/armed.py"):
         os.rename(HERE + "/armed.py", HERE + "/fired.py")
-        exec(open(HERE + "/fired.py").read(), globals())
+        with open(HERE + "/fired.py") as file:  # closed: warnings may be errors by now
+            code = file.read()
+        exec(code, globals())
 '''
 REWARDS = f"""{ARMING}
 def mine(completion):
