@@ -473,8 +473,12 @@ def content(folder: Path, is_exact: bool = True) -> dict[str, str]:
 def _digest(path: Path, is_exact: bool) -> str:
     if path.name == "report.html":
         from whet.pages.run_report import html_report
+        from whet.types import WhetError
 
-        return "as its folder" if path.read_text() == html_report(path.parent) else "not as its folder"
+        try:
+            return "as its folder" if path.read_text() == html_report(path.parent) else "not as its folder"
+        except WhetError:  # a log of it is damaged
+            return "of a damaged folder"
     if path.name == "pipeline.html":
         return "finished" if "finished" in path.read_text() else "unfinished"
     if path.name == "review.html":
