@@ -495,7 +495,12 @@ def _name_folder(error: BaseException, folder: Path) -> None:
 
 
 def _break_off(
-    error: BaseException, folder: Path, record: RunRecorder, summary: Mapping[str, Any], display: Any, is_untouched: bool
+    error: BaseException,
+    folder: Path,
+    record: RunRecorder,
+    summary: Mapping[str, Any],
+    display: Any,
+    is_untouched: bool,
 ) -> None:
     """Leave a run that cannot go on as it should be found: its status, its report, and how to go on.
 

@@ -108,7 +108,7 @@ class Post:
         return int(report["rank"]), str(report["line"])
 
 
-class Heartbeat(threading.Thread):
+class Heartbeat(Thread):
     """Beats, watches, and ends the process where the main thread cannot."""
 
     def __init__(self, post: Post, timeout: float) -> None:
