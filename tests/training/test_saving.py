@@ -3,9 +3,11 @@
 import errno
 import json
 import os
+import re
 import signal
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -513,3 +515,24 @@ def test_jobs_side_by_side_come_back_in_order_and_the_first_error_stops_the_rest
     with pytest.raises(OSError, match="full"):
         threads.side_by_side([wait, fail, *[wait] * 50], 2, stopped.set)
     assert len(done) == 1
+
+
+def test_jobs_in_threads_are_done_by_those_that_begin(monkeypatch):
+    squares = [partial(pow, number, 2) for number in range(20)]
+    assert [future.result() for future in threads.in_threads(squares, 4, "pool")] == [n * n for n in range(20)]
+    assert threads.in_threads([], 4, "pool") == []
+    (failed,) = threads.in_threads([partial(int, "x")], 0, "pool")
+    with pytest.raises(ValueError, match="invalid literal"):
+        failed.result()
+    die_at_birth(monkeypatch, "pool 2")
+    assert [future.result() for future in threads.in_threads(squares, 4, "pool")] == [n * n for n in range(20)]
+    die_at_birth(monkeypatch, "pool 1")
+    with pytest.raises(MemoryError, match="ended before it began"):
+        threads.in_threads(squares, 4, "pool")
+
+
+def test_no_thread_is_started_that_could_be_waited_for_for_ever():
+    """`whet.threads` is the one way to have threads; a pool of Python's hangs where memory is full."""
+    wild = re.compile(r"ThreadPoolExecutor|threading\.(Thread|Timer)\(|\(threading\.Thread\)|to_thread|run_in_executor")
+    package = Path(threads.__file__).parent
+    assert [str(file) for file in package.rglob("*.py") if wild.search(file.read_text())] == [threads.__file__]
