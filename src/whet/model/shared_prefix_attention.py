@@ -360,7 +360,7 @@ def layer_agrees(before: Tensor, ours: Tensor, theirs: Tensor) -> bool:
 def layer_gap(before: Tensor, ours: Tensor, theirs: Tensor) -> float:
     """The largest difference of a token's states, in units of what rounding explains."""
     error = (ours - theirs).abs().amax(-1)
-    # what the layer adds is what can be wrong; adding it to a large residual stream rounds, and taking it out of one too:
+    # what the layer adds is what can be wrong; adding it to a large residual stream rounds, and so does taking it out:
     # trained models carry a few numbers in the thousands through most layers, and drop them near the end
     stream = torch.maximum(before.abs().amax(-1), theirs.abs().amax(-1))
     allowed = LAYER_TOLERANCE * (theirs - before).abs().amax(-1).median() + STREAM_ROUNDING * stream
