@@ -35,9 +35,9 @@ MADE_BY_FIRST = (("data", "source"), ("eval", "source"), ("model", "name"))  # w
 
 
 @contextlib.contextmanager
-def training_session(launch: Launch) -> Iterator[TrainingSession]:
+def training_session(launch: Launch, patience: float) -> Iterator[TrainingSession]:
     """Join the other ranks, where there are some, and hold open what the session claims."""
-    with join_ranks(launch) as group, contextlib.ExitStack() as stack:
+    with join_ranks(launch, patience) as group, contextlib.ExitStack() as stack:
         yield TrainingSession(group, stack)
 
 

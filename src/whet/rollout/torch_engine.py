@@ -95,7 +95,7 @@ class TorchEngine:
 
     @cached_property
     def path_without_graphs(self) -> FastPath:
-        """The same for what CUDA graphs do not take; a run that has them seldom needs it, and starts without a trial."""
+        """The same for what CUDA graphs do not take; a run that has them starts without this trial."""
         with self._in_eval_mode():
             return self._choose_path()
 
