@@ -21,10 +21,10 @@ from whet.api.ending import defer_signals, write_traceback
 from whet.api.inputs import saved_start
 from whet.api.ranks import agree_on_config, join_ranks, root_cause, speak_for_first
 from whet.record.run_folder import locked
+from whet.threads import Thread
 from whet.training.config import Config
 from whet.training.distributed.launch import Launch, rank_device
 from whet.training.saved_config import claimed_folder
-from whet.threads import Thread
 from whet.types import WhetError
 
 if TYPE_CHECKING:
