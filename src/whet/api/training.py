@@ -334,6 +334,7 @@ def _run(session: TrainingSession, files: RunFiles, rewards: Any, callbacks: Seq
         followers = [follower for follower in (display, *callbacks, *reviewers, trackers) if follower is not None]
         everyone = [first, *followers]
         start_up = time.monotonic() - begun
+        session.collect_seldom()
         with crash_reporter(folder) as let_go:
             if group is not None:
                 group.share_watch()
