@@ -6,8 +6,10 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.support.for_every import for_every
-from whet.cli import _ending, app
+from whet.cli import _ending, _fill_streams, app
 
 
 def ending(*words: str) -> tuple[int, str]:
@@ -56,6 +58,30 @@ def test_all_unknown_options_are_named_at_once(monkeypatch):
         "no such options: --learning_rate (give --set optimizer.learning_rate=VALUE), --wandb (give --set "
         "report.trackers=VALUE (wandb)), --gpuz, --foldr (did you mean --folder?); `"
     )
+
+
+def test_a_closed_stream_is_dev_null_and_no_file_of_a_run_gets_its_number(monkeypatch):
+    for name in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+    _fill_streams()
+    opened = (sys.stdin, sys.stdout, sys.stderr)
+    assert sys.stdin.read() == "" and print("nothing", file=sys.stdout, flush=True) is None
+    assert {os.readlink(f"/proc/self/fd/{stream.fileno()}") for stream in opened} == {os.devnull}
+    assert all(os.get_inheritable(stream.fileno()) for stream in opened)
+    for stream in opened:
+        stream.close()
+
+
+def test_a_working_folder_that_is_gone_is_named(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(FileNotFoundError) as raised:
+        os.getcwd()
+    line = "the folder that this command was started in is gone; `cd` into another one"
+    assert _ending(raised.value) == (1, line)
+    monkeypatch.chdir(tmp_path)
+    assert _ending(raised.value) != (1, line)
 
 
 def test_the_command_itself_ends_with_code_2_and_one_line():
