@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 
 import pytest
+from typer.core import TyperGroup
 
 from tests.support.for_every import for_every
-from whet.cli import _ending, _fill_streams, app
+from whet.cli import Stopped, _ending, _fill_streams, app
 
 
 def ending(*words: str) -> tuple[int, str]:
@@ -70,6 +72,14 @@ def test_a_closed_stream_is_dev_null_and_no_file_of_a_run_gets_its_number(monkey
     assert all(os.get_inheritable(stream.fileno()) for stream in opened)
     for stream in opened:
         stream.close()
+
+
+@for_every(["make_context", "invoke"])
+def test_an_interruption_says_so_while_options_are_read_too(method):
+    """typer makes a silent exit of it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TyperGroup, method, lambda *_, **__: (_ for _ in ()).throw(Stopped(signal.SIGTERM)))
+        assert ending("train", "grpo") == (143, "stopped by SIGTERM; nothing was changed")
 
 
 def test_a_working_folder_that_is_gone_is_named(tmp_path, monkeypatch):

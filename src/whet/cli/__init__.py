@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from functools import cache
 from os import _exit  # kept from here on: while a reward is called, `os._exit` is refused to everybody
 from types import FrameType
@@ -31,11 +32,21 @@ class Interruption(BaseException):
 
 
 class _Commands(TyperGroup):
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        with _interruptions():
+            return super().make_context(*arguments, **options)
+
     def invoke(self, ctx: Any) -> Any:
-        try:
+        with _interruptions():
             return super().invoke(ctx)
-        except KeyboardInterrupt as error:
-            raise Interruption from error
+
+
+@contextlib.contextmanager
+def _interruptions() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        raise Interruption from error
 
 
 app = typer.Typer(
