@@ -94,6 +94,11 @@ def test_a_working_folder_that_is_gone_is_named(tmp_path, monkeypatch):
     assert _ending(raised.value) != (1, line)
 
 
+def test_no_more_threads_is_said_with_the_fix():
+    code, line = _ending(RuntimeError("can't start new thread"))
+    assert code == 1 and line.startswith("no more threads at ") and "; raise the limit (ulimit -u" in line
+
+
 def test_the_command_itself_ends_with_code_2_and_one_line():
     done = subprocess.run(
         [sys.executable, "-m", "whet", "bench", "--seconds", "nan"], capture_output=True, text=True, timeout=60

@@ -49,6 +49,8 @@ def one_line_of(error: BaseException) -> str:
         )
     if isinstance(error, MemoryError):
         return f"out of memory at {_place(error)}; free memory, or lower batch.micro_batch_tokens"
+    if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+        return f"no more threads at {_place(error)}; raise the limit (ulimit -u, or the container's number of pids)"
     return f"unexpected {error_text(error)} at {_place(error)}"
 
 
