@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 
 import pytest
 from typer.core import TyperGroup
@@ -94,7 +95,8 @@ def test_a_working_folder_that_is_gone_is_named(tmp_path, monkeypatch):
     assert _ending(raised.value) != (1, line)
 
 
-def test_no_more_threads_is_said_with_the_fix():
+def test_no_more_threads_is_said_with_the_fix(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     code, line = _ending(RuntimeError("can't start new thread"))
     assert code == 1 and line.startswith("no more threads at ") and "; raise the limit (ulimit -u" in line
 
