@@ -135,6 +135,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "tools": (),
     "tools.planner": (
         "types",
+        "data",
         "settings",
         "objective",
         "model",

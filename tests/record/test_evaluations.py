@@ -48,6 +48,14 @@ def test_of_equal_ones_the_first_is_best_and_a_loss_is_best_low() -> None:
     assert losses.best.step == 1 and losses.fell_from is None and losses.since_new_best == 1
 
 
+def test_the_metric_is_one_that_all_evaluations_have() -> None:
+    results = ({"reward": 0.875}, {"accuracy": 1.0, "reward": 1.0})
+    evals = [EvalRecord(10 * number, "eval", result, 1.0, 8) for number, result in enumerate(results)]
+    found = evaluations_of(evals, ("accuracy", "reward"))
+    assert [(one.metric, one.value) for one in found.measured] == [("reward", 0.875), ("reward", 1.0)]
+    assert evaluations_of(evals[1:], ("accuracy", "reward")).best.metric == "accuracy"
+
+
 def test_a_look_is_compared_prompt_by_prompt_where_the_log_has_the_scores() -> None:
     """The same two shares: by chance where other prompts are right each time, and beyond it where the same ones are."""
     before = [1.0] * 80 + [0.0] * 120

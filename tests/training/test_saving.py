@@ -238,6 +238,18 @@ def test_lower_is_better_for_a_loss_and_what_is_not_a_number_never_is(tmp_path):
     assert not saver.new_best(report, {"loss": float("nan")}) and not saver.new_best(report, {})
 
 
+def test_the_best_is_found_by_what_all_evaluations_measured(tmp_path):
+    """A reward in fractions is an accuracy where every completion happens to get all or nothing."""
+    saver = saving.Saver(tmp_path, ReportSection(), ALONE, 0, print, print)
+    report = StepReport(1, 0, {"tokens": 1}, {"total": 0.5}, {})
+    saver._best = {"metric": "reward", "value": 0.8, "evaluation": {"reward": 0.8}}
+    assert not saver.new_best(report, {"accuracy": 0.7, "reward": 0.7}), "0.7 is below 0.8, whatever it is called"
+    assert saver.new_best(report, {"accuracy": 0.9, "reward": 0.9})["metric"] == "reward"
+    saver._best = {"metric": "accuracy", "value": 0.7, "evaluation": {"accuracy": 0.7, "reward": 0.7}}
+    assert not saver.new_best(report, {"reward": 0.6}) and saver.new_best(report, {"reward": 0.75})
+    assert saver.new_best(report, {"accuracy": 0.8, "reward": 0.8})["metric"] == "accuracy"
+
+
 def test_going_back_gives_up_a_best_model_of_a_later_step(tmp_path):
     run(UpAndDown(), tmp_path, steps=9, eval_every=2, save_every=2)
     checkpoint = tmp_path / "checkpoints" / "step-000002"

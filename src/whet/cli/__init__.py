@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import os
 import signal
 import sys
@@ -265,6 +266,7 @@ def _leave(code: int) -> NoReturn:
         from whet.threads import Thread
 
         Thread(target=_leave_without, args=(left, code), daemon=True).start()
+    gc.freeze()  # else the interpreter looks at every object once more before it ends, which takes a second with torch
     raise SystemExit(code)
 
 

@@ -101,6 +101,14 @@ class EnvSection(Section):
         """True where an episode is one completion."""
         return not (self.name or self.tools or self.agent)
 
+    def most_tokens(self, budget: int) -> int:
+        """Tokens that an episode may grow by behind its prompt: turns of so many tokens at most, and answers."""
+        return self.max_tokens or 2 * self.max_turns * budget
+
+    def most_actions(self, budget: int) -> int:
+        """Tokens that the policy may write in one episode."""
+        return budget if self.is_single else min(self.max_turns * budget, self.most_tokens(budget))
+
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.agent and (self.name or self.tools):

@@ -48,6 +48,7 @@ class Extension:
     token: Tensor  # int64 [M], in the flat order of [R, T]: without the padding
     widths: tuple[int, int]  # columns that are read: of prompts, and of the rows' own
     masks: dict[int | None, Tensor]  # by window: bool [R, 1, T, both widths], what a token sees
+    in_slots: bool = False  # the rows are slots: prompts are read on
 
     @property
     def target(self) -> tuple[Tensor, Tensor]:
@@ -233,15 +234,18 @@ class DecodeState:
     def begin_extension(
         self,
         rows: Sequence[int],
-        slots: Sequence[int],
+        slots: Sequence[int] | None,
         starts: Sequence[int],
         lengths: Sequence[int],
         prompt_width: int,
     ) -> Extension:
-        """Chunks of so many tokens go behind the first `starts` places of these rows, whatever stands there."""
-        device, longest = self.device, max(lengths)
+        """Chunks of so many tokens go behind the first `starts` places of these rows, whatever stands there.
+
+        `slots` are those of the rows' prompts; None: the rows are slots themselves, and the chunks parts of prompts.
+        """
+        device, longest, in_slots = self.device, max(lengths), slots is None
         row, slot, start, length = (
-            torch.tensor(list(numbers), device=device) for numbers in (rows, slots, starts, lengths)
+            torch.tensor(list(numbers), device=device) for numbers in (rows, slots or rows, starts, lengths)
         )
         last = length - 1
         column = torch.arange(longest, device=device)[None]
@@ -249,6 +253,7 @@ class DecodeState:
         token = torch.tensor([number * longest + at for number, size in enumerate(lengths) for at in range(size)])
         own_width = max(first + size for first, size in zip(starts, lengths, strict=True))
         prompt_length = self.prompt_length.index_select(0, slot)[:, None, None, None]
+        prompt_length = torch.zeros_like(prompt_length) if in_slots else prompt_length
         at = places[:, None, :, None]
         prompt, own = self._prompt_column[:, :prompt_width], torch.arange(own_width, device=device)[None]
         masks = {}
@@ -260,7 +265,8 @@ class DecodeState:
                     sees_own & (own > at - window),
                 )
             masks[window] = torch.cat([sees_prompt, sees_own], -1)
-        self.count[row] = start + length
+        if not in_slots:
+            self.count[row] = start + length
         widths = (prompt_width, own_width)
         positions = prompt_length[:, 0, 0] + places
         return Extension(
@@ -272,6 +278,7 @@ class DecodeState:
             token=token.to(device),
             widths=widths,
             masks=masks,
+            in_slots=in_slots,
         )
 
     def extension_attention(
@@ -283,7 +290,7 @@ class DecodeState:
         row, position = extension.target
         read = []
         for number, values in enumerate(kv):
-            own = self.completion_kv[layer][number]
+            own = (self.prompt_kv if extension.in_slots else self.completion_kv)[layer][number]
             own.transpose(1, 2)[row, position] = extension.tokens_of(values).to(dtype)
             prompt = self.prompt_kv[layer][number].narrow(2, 0, prompt_width).index_select(0, extension.slot)
             read.append(torch.cat([prompt, own.narrow(2, 0, own_width).index_select(0, extension.row)], 2))
@@ -298,6 +305,26 @@ class DecodeState:
             part = buffer[:, :, :, :width]
             part[:, target] = part[:, source]
         self.count[target] = self.count[source]
+
+    def begin_slots(
+        self, slots: Sequence[int], held: Sequence[tuple[int, int | None, int]], lengths: Sequence[int]
+    ) -> None:
+        """The first `lengths` places of slots become what others hold; all are read before one is written.
+
+        `held`: a slot, a row that has read on behind it or None, and the tokens of the prompt in that slot.
+        """
+        source, target = (torch.tensor(numbers, device=self.device) for numbers in ([slot for slot, *_ in held], slots))
+        width = max(lengths)
+        for layer, buffer in enumerate(self.prompt_kv):
+            copied = buffer[:, source, :, :width]
+            for number, ((_, row, prompt), length) in enumerate(zip(held, lengths, strict=True)):
+                if row is not None and length > prompt:
+                    copied[:, number, :, prompt:length] = self._own_places(layer, row, length - prompt)
+            buffer[:, target, :, :width] = copied
+
+    def _own_places(self, layer: int, row: int, width: int) -> Tensor:
+        """[2, heads, width, size]: keys and values of the first places of a row."""
+        return self.completion_kv[layer][:, row, :, :width]
 
     def move_slots(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """The same for prompts."""

@@ -155,9 +155,9 @@ def convert(file: Path, folder: Path) -> None:
         with opened_once(file) as reader:
             facts = metadata(file, reader)
             with contextlib.redirect_stderr(io.StringIO()):  # a progress bar that cannot be switched off
+                tokenizer = fixed_tokenizer(file, facts)  # while other threads dequantise
                 with _without_lists(reader):
                     model = dequantised_model(file)
-                tokenizer = fixed_tokenizer(file, facts)
     except (ValueError, KeyError, RuntimeError, OSError, ImportError) as error:
         raise WhetError(
             f"{file}: transformers cannot read this GGUF ({first_line(error)}); "

@@ -145,16 +145,29 @@ class HookedDecoder:
         state.prompt_state[slot] = hidden[torch.arange(len(slot), device=device), length - 1].to(state.prompt_state)
         state.prompt_length[slot] = length
 
+    def prefill_rest(
+        self, tokens: Tensor, starts: Sequence[int], lengths: Sequence[int], slots: Sequence[int], state: DecodeState
+    ) -> None:
+        """Read the rest [P, L] of prompts, padded on the right, behind the first `starts` places of their slots."""
+        extension = state.begin_extension(slots, None, starts, lengths, 0)
+        hidden = self._read(tokens, extension, state)
+        state.prompt_state[extension.row] = hidden.to(state.prompt_state)
+        state.prompt_length[extension.row] = extension.places[:, -1] + 1
+
     def first_logits(self, slots: Tensor, state: DecodeState) -> Tensor:
         """[len(slots), V]: of the first token of a completion to the prompts in these slots."""
         return self.lm.logits(state.prompt_state.index_select(0, slots))
 
     def extend(self, tokens: Tensor, extension: Extension, state: DecodeState) -> Tensor:
         """Read chunks [R, T], padded on the right; logits [R, V] behind each one's last token."""
+        return self.lm.logits(self._read(tokens, extension, state))
+
+    def _read(self, tokens: Tensor, extension: Extension, state: DecodeState) -> Tensor:
+        """The states [R, width] of each chunk's last token."""
         positions = extension.positions + self.first_position
         with _doing(_ReadingOn(state, extension)):
             hidden = self.lm.hidden(tokens.to(state.device), None, positions)
-        return self.lm.logits(hidden[torch.arange(len(hidden), device=hidden.device), extension.last])
+        return hidden[torch.arange(len(hidden), device=hidden.device), extension.last]
 
     def step(self, tokens: Tensor, state: DecodeState) -> Tensor:
         """Read one token per row, int64 [rows]; logits [rows, V] of the next. `state.count` is left as it was."""

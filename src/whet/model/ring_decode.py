@@ -151,6 +151,8 @@ class RowState(CopiedPromptState):
     def extension_attention(
         self, layer: int, extension: Extension, kv: tuple[Tensor, Tensor], query: Tensor, scale: float
     ) -> Tensor:
+        if extension.in_slots:
+            return super().extension_attention(layer, extension, kv, query, scale)
         size, row = self.attended.head_size, extension.row
         prompt_width, own_width = extension.widths
         keys, values = self._keys[layer], self._values[layer]
@@ -166,6 +168,12 @@ class RowState(CopiedPromptState):
         return F.scaled_dot_product_attention(
             _paired(query), keys[..., :size], values, mask, scale=scale, enable_gqa=repeats
         )
+
+    def _own_places(self, layer: int, row: int, width: int) -> Tensor:
+        own = slice(self._first, self._first + width)
+        keys = self._keys[layer][row, :, own, : self.attended.head_size]
+        unpaired = keys.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
+        return torch.stack([unpaired, self._values[layer][row, :, own]])
 
     def move_rows(self, sources: Sequence[int], targets: Sequence[int], width: int) -> None:
         source, target = torch.tensor(sources), torch.tensor(targets)

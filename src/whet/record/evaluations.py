@@ -208,11 +208,17 @@ class Evaluations:
 
 
 def evaluations_of(evals: Sequence[EvalRecord], preferred: Sequence[str], size: int = 0) -> Evaluations:
-    """`preferred` are the metrics of the run's kind, the headline first; `size` is for a log that does not say it."""
+    """`preferred` are the metrics of the run's kind, the headline first; `size` is for a log that does not say it.
+
+    The metric is one that all evaluations have: a reward that can be a fraction is an accuracy only where every
+    completion happened to get all or nothing.
+    """
     if not evals:
         return Evaluations()
     own = [evaluation for evaluation in evals if evaluation.name == evals[0].name]
-    name = headline(plain_metrics(own[-1].result), preferred)
+    last = plain_metrics(own[-1].result)
+    shared = {name: value for name, value in last.items() if all(name in evaluation.result for evaluation in own)}
+    name = headline(shared or last, preferred)
     if name is None:
         return Evaluations()
     return measured_by(own, name, size)

@@ -32,6 +32,7 @@ from whet.rollout.scheduler import (
     LARGEST_SUPPORT,
     DecodeJob,
     DecodeScheduler,
+    HeldBeginning,
     KeptTokens,
     StopRule,
     TokenLog,
@@ -103,6 +104,7 @@ class GraphBackend:
     prefills_ahead = True  # computing many prompts at once is cheap
     most_members: int | None = MOST_MEMBERS
     forks = True
+    resumes = False
 
     num_rows = num_slots = 0
     log: TokenLog
@@ -312,6 +314,12 @@ class GraphBackend:
                 mine[at, :, :longest] = theirs[index].transpose(1, 2).to(mine.dtype)
 
         self._prompt_logits[at] = self._lm.logits(fused_states(self._lm, batch, keep))
+
+    def resume_prompts(
+        self, slots: Sequence[int], prompts: Sequence[tuple[int, ...]], held: Sequence[HeldBeginning]
+    ) -> None:
+        """Prompts are read whole."""
+        raise NotImplementedError
 
     def enter(self, rows: Sequence[int], slots: Sequence[int]) -> Tensor:
         where = numbers_on(self._lm.device, rows)

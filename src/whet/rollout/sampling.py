@@ -68,9 +68,10 @@ def draw(
         return Draw(token, _at(logits, token) - logits.logsumexp(-1), None)
     if sampling.temperature != 1:
         logits = logits / sampling.temperature
-    support = None
+    support = allowed
     if sampling.truncates:
         support = kept_tokens(logits, sampling)
+        support = support if allowed is None else support & allowed
         logits = logits.masked_fill(~support, float("-inf"))
     # a second buffer of this size would cost more than the softmax: the system hands out fresh pages for it
     probability = torch.softmax(logits, -1, out=logits) if spend else logits.softmax(-1)

@@ -414,10 +414,17 @@ def _rows_that_fit(work: Workload, rows: int, free: float) -> int:
     group = min(work.group_size if work.draws else 1, 32)
     share = work.prompt_tokens / group
     prompt = max((2 if group > 1 else 1.125) * share, min(8 * share, work.completion_tokens))
+    if work.turns > 1:
+        prompt = _slots_per_row(work) * work.prompt_tokens
     logits = 2 * work.shape.vocabulary * _product_bytes(work)
     bytes_per_row = _bytes_per_token(work) * (work.completion_tokens + prompt) + logits
     fitting = int(USED_SHARE * max(free, 0) / bytes_per_row) // SMALLEST * SMALLEST
     return max(SMALLEST, min(rows, fitting))
+
+
+def _slots_per_row(work: Workload) -> float:
+    """Of conversations, as a session of the sampler decides."""
+    return 1.0 if work.on_cpu else min(1.0, max(0.25, work.completion_tokens / work.prompt_tokens))
 
 
 def _sampler(work: Workload, rows: int, memory: float) -> Iterator[MemoryLine]:
@@ -432,6 +439,8 @@ def _sampler(work: Workload, rows: int, memory: float) -> Iterator[MemoryLine]:
     else:
         least = int((2 if group > 1 else 1.125) * at_once) + 1
         slots = min(num_prompts, max(least, min(8 * at_once, rows * budget // longest)))
+    if work.turns > 1:
+        slots = max(1, int(_slots_per_row(work) * rows))
     own, prompts = rows * budget * bytes_per_token, slots * longest * bytes_per_token
     stays = not work.on_cpu and own + prompts <= KEPT_SHARE * memory
     phases: tuple[Phase, ...] = PHASES if stays else ("rollout",)

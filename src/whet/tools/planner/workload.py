@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from whet.data.prefix_tree import is_worthwhile
 from whet.record.speed import RolloutShape
 from whet.tools.planner.shapes import ModelShape
 from whet.types import WhetError, did_you_mean
@@ -103,9 +104,14 @@ class Workload:
     method: str = ""
     needs: frozenset[str] = frozenset()  # of the method's objective
     prompt_tokens: int = 512
-    completion_tokens: int = 512  # the longest
+    completion_tokens: int = 512  # the longest; of an episode, all behind its prompt
     prompts_per_step: int = 8
-    group_size: int = 8  # rows that share a prompt: completions, or chosen and rejected
+    group_size: int = 8  # rows that share a prompt: completions, leaves of episodes, or chosen and rejected
+    turns: int = 1  # of an episode, at most
+    written_tokens: int = 0  # of an episode by the policy; 0: all behind the prompt
+    leaves: int = 1  # rows of an episode that branches, at most
+    branch_width: int = 2
+    lacks_environment: bool = False  # the method's episodes branch, and nobody said who answers
     micro_batch_tokens: int = 16384
     updates: int = 1  # optimizer updates per step
     epochs: int = 1  # passes over the rows of a step
@@ -143,9 +149,20 @@ class Workload:
             )
 
     @property
+    def computed_share(self) -> float:
+        """Of what the leaves of an episode hold behind its prompt, the tokens that are there once.
+
+        The tree that shares the least: it branches behind every turn from the first on, until it has its leaves, and
+        its turns are of one length. Then min(width^d, leaves) branches have a turn d.
+        """
+        branches = sum(min(self.branch_width**turn, self.leaves) for turn in range(min(self.turns, 64)))
+        return (branches + self.leaves * max(0, self.turns - 64)) / (self.turns * self.leaves)
+
+    @property
     def rollout(self) -> RolloutShape:
-        """The rollout of a step as `whet bench` times it."""
-        return RolloutShape(self.prompts_per_step, self.group_size, self.prompt_tokens, self.completion_tokens)
+        """A step's rows as `whet bench` times them: what leaves share counts once."""
+        rows = max(1, round(self.group_size * self.computed_share))
+        return RolloutShape(self.prompts_per_step, rows, self.prompt_tokens, self.completion_tokens)
 
     @property
     def needs_reference(self) -> bool:
@@ -176,7 +193,7 @@ class Workload:
     def passes(self) -> tuple[int, int]:
         """Tokens of the largest pass of an update, and of the largest that comes after another one, when gradients are
         there already; 0: none does."""
-        return self._cut(*self.update_rows)
+        return self._cut(*self.update_rows, self.updates <= self.epochs)
 
     @property
     def pass_tokens(self) -> int:
@@ -186,18 +203,22 @@ class Workload:
     @property
     def score_tokens(self) -> int:
         """Tokens of the largest pass without a gradient, over the rows of a step as they came."""
-        return self._cut(self.prompts_per_rank, self.prompts_per_rank * self.group_size)[0]
+        return self._cut(self.prompts_per_rank, self.prompts_per_rank * self.group_size, True)[0]
 
     def actions(self, tokens: int, prompts: int, rows: int) -> int:
         """How many of a pass's tokens reach the vocabulary head."""
-        own = rows * self.completion_tokens
-        return max(1, round(tokens * own / (prompts * self.prompt_tokens + own)))
+        own = rows * self.completion_tokens * self.computed_share
+        written = (self.written_tokens or self.completion_tokens) / self.completion_tokens
+        return max(1, round(tokens * written * own / (prompts * self.prompt_tokens + own)))
 
-    def _cut(self, prompts: int, rows: int) -> tuple[int, int]:
-        """As `passes`, of so many completions; those that share a prompt stay together where they fit."""
+    def _cut(self, prompts: int, rows: int, together: bool) -> tuple[int, int]:
+        """As `passes`, of so many completions; those that share a prompt stay together where they fit. `together`: and
+        the leaves of an episode, unshuffled."""
         own = max(self.completion_tokens - 1, 0)  # nothing is predicted from a row's last token
         most, prompt = self.micro_batch_tokens, self.prompt_tokens
         every = prompts * prompt + rows * own
+        tree = prompts * prompt + round(rows * own * self.computed_share)
+        every = tree if together and is_worthwhile(tree, every) else every
         if not self.full_rows:
             first = min(every, max(most, prompt + own))
             return first, min(first, every - first)

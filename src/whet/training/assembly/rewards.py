@@ -222,6 +222,14 @@ def build_scorer(
     return Scorer(alone, config.reward.timeout, policy, share=share, ahead=score_ahead(config, alone, policy, ranks))
 
 
+def evaluation_parts(parts: Sequence[RewardPart]) -> list[RewardPart]:
+    """The parts for an evaluation: a reward that keeps notes of steps has one `apart` for it."""
+    rewards = [getattr(part.resolved_reward, "apart", None) for part in parts]
+    return [
+        part if apart is None else replace(part, reward=apart()) for part, apart in zip(parts, rewards, strict=True)
+    ]
+
+
 def score_ahead(
     config: Config | EvaluationConfig, parts: Sequence[RewardPart], failures: Failures, ranks: Ranks
 ) -> ScoreAhead[Any] | None:
