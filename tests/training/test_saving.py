@@ -99,13 +99,13 @@ def test_by_steps_the_next_save_waits_and_by_cost_it_is_not_due(tmp_path, monkey
     counted, costed = (saving.Saver(tmp_path, ReportSection(**each), ALONE, 0, print, print) for each in settings)
     assert [step for step in range(1, 8) if counted.due(step)] == [3, 6]
     assert costed.due(1), "a first save early"
-    costed.counts["saves"], costed.seconds = 1, {"held": 0.5, "behind": 4.0}
-    costed._next_held, costed._next_writing = 0.5, 4.0
+    costed.counts["saves"], costed.seconds = 1, {"held": 0.25, "behind": 4.0}
+    costed._next_held, costed._next_writing = 0.25, 4.0
     when_due = [second for second in range(0, 200, 10) if (clock.__setitem__(0, float(second)), costed.due(second))[1]]
     assert when_due[0] == 80, "writing has 10% of the wall time: 8 s in 80 s"
-    costed.seconds["held"] = 1.5
+    costed.seconds["held"] = 0.75
     clock[0] = 90.0
-    assert not costed.due(90), "and steps wait 2% of it: 2 s in 100 s"
+    assert not costed.due(90), "and steps wait 1% of it: 1 s in 100 s"
     clock[0] = 100.0
     assert costed.due(100)
     costed._writing = saving._Writing(99, tmp_path)

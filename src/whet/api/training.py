@@ -29,7 +29,7 @@ from whet.api.inputs import (
 from whet.api.ranks import agree_on_config, agree_on_inputs, check_ranks, root_cause, run_on_ray
 from whet.api.run import Run
 from whet.api.run_files import Resumed, RunFiles, with_settings
-from whet.api.session import TrainingSession, gc_disabled, training_session
+from whet.api.session import TrainingSession, begin_cuda, gc_disabled, training_session
 from whet.api.settings import RunSettings
 from whet.model.width import stated_width
 from whet.record.run_folder import CONFIG, ERROR_LOG, discard, remove_run
@@ -298,6 +298,8 @@ def _train_on_ray(
 def _run(session: TrainingSession, files: RunFiles, rewards: Any, callbacks: Sequence[Any], console: bool) -> Run:
     """The run of the first rank: assembled, trained, and its report written, or what broke it told."""
     started, begun = time.time(), time.monotonic()  # imports are part of the start
+    if session.group is None:
+        begin_cuda(files.config)
     from whet.data.pieces import TokenPieces
     from whet.pages.run_report import write_report
     from whet.record.log import RunRecorder

@@ -39,7 +39,7 @@ from whet.training.distributed.ranks import Ranks
 from whet.training.distributed.sharded_checkpoint import save_sharded
 from whet.types import StepReport
 
-HELD_SHARE = 0.02  # of the wall time, the most that steps may wait for saving
+HELD_SHARE = 0.01  # of the wall time, the most that steps may wait for saving
 WRITING_SHARE = 0.1  # of the wall time, the most in which a save may be under way behind them
 GRACE = 2.0  # seconds that an interrupted run gives the save under way
 DTYPES = {"training": None, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
