@@ -77,9 +77,13 @@ def _text(value: Any) -> str:
         value = _json_part(value)
     elif _is_bare(type(value)):
         value = _attributes(value)  # its own text would be an address, another one in every run
-    makers: list[Callable[[Any], str]] = [functools.partial(json.dumps, ensure_ascii=False), str, repr]
-    if isinstance(value, dict | list | tuple):  # what stands alone keeps its own text
-        makers[0] = functools.partial(makers[0], default=_json_part)
+    # what stands alone keeps its own text
+    default = _json_part if isinstance(value, dict | list | tuple) else None
+    makers: list[Callable[[Any], str]] = [
+        lambda given: json.dumps(given, ensure_ascii=False, default=default),
+        str,
+        repr,
+    ]
     for make in makers:
         try:
             text = make(value)
