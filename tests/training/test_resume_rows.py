@@ -8,7 +8,7 @@ import pytest
 
 import whet
 
-STEPS, BREAK = 4, 2
+STEPS, BREAK = 3, 2
 BASE = {
     "seed": 4,
     "model": {"threads": 1, "device": "cpu"},
