@@ -35,7 +35,7 @@ CASES = {
     ),
     "critic": ("ppo", {"batch": {"updates_per_step": 2}}, ["critic", "critic_optimizer"]),
     "critic on the policy's trunk": ("ppo", {"critic": {"trunk": "shared"}}, ["critic", "critic_optimizer"]),
-    "critic's warm-up and imitation": ("vapo", {"objective": {"value": {"warmup": 2}}}, ["critic"]),
+    "critic's warm-up and imitation": ("vapo", {"objective": {"value": {"warmup": 1}}}, ["critic"]),
     "doubling controller": ("ppo_penalty", {}, ["beta"]),
     "proportional controller": (
         "grpo",
