@@ -135,7 +135,7 @@ def values(mutants: dict[int, Mutant], found: dict[int, dict[str, Any]]) -> dict
         "drawn": len(mutants), "tried": noticeable + states["equivalent"], "killed": states["killed"],
         "gone": states["gone"], "share": states["killed"] / max(noticeable, 1),
         "rooms": len({mutants[number].room for number in found}), "survivors": listed("survived"),
-        "equivalent": listed("equivalent"),
+        "equivalent": states["equivalent"], "equivalents": listed("equivalent"),
     }  # fmt: skip
 
 
