@@ -17,7 +17,10 @@ from tests.support.scripted import TOKEN, ScriptedEngine, ask, serving, tool_tok
 from whet.data.packing import token_batch
 from whet.envs.serve import web
 from whet.envs.serve.agent import AgentLimits, AgentRunner
+from whet.envs.serve.calls import CallRecord
 from whet.envs.serve.constraints import Grammars
+from whet.envs.serve.request_queue import RequestQueue
+from whet.envs.serve.wire import parse_chat
 from whet.envs.tools.formats import call_format_of
 from whet.model.causal_lm import causal_lm
 from whet.model.load import load_model
@@ -233,6 +236,26 @@ def test_a_constrained_completion_is_trained_among_what_the_grammar_allowed(engi
 
 
 @needs("llguidance")
+def test_programs_that_alternate_keep_their_session(engine):
+    queue = RequestQueue(engine, engine.tokenizer, end_tokens=(engine.tokenizer.eos_token_id,), context=512)
+    opened, opens = [], engine.session
+    engine.session = lambda sampling, shape: opened.append(sampling.constrained) or opens(sampling, shape)
+    record = CallRecord()
+    asked = {"messages": [{"role": "user", "content": "3+4"}], "max_tokens": 6}
+    queue.open(Sampling(12), fixed=True)
+    try:
+        for form in (None, {"type": "json_object"}, None, {"type": "json_object"}, None):
+            job = queue.submit(record, parse_chat({**asked, **({"response_format": form} if form else {})}))
+            while not job.future.done():
+                queue.work()
+            job.future.result()
+    finally:
+        queue.close()
+        del engine.session
+    assert opened == [False, True]
+
+
+@needs("llguidance")
 def test_what_cannot_be_noted_is_left_out(engine, monkeypatch):
     monkeypatch.setattr(scheduler, "LARGEST_SUPPORT", 1)
     sample, _ = through_a_grammar(engine, Sampling(60, keeps_support=True))
@@ -341,10 +364,6 @@ def test_requests_with_other_stops_share_a_session(engine):
 
 def test_alternating_stops_of_a_program_are_one_batch():
     tokenizer = tool_tokenizer()
-    from whet.envs.serve.calls import CallRecord
-    from whet.envs.serve.request_queue import RequestQueue
-    from whet.envs.serve.wire import parse_chat
-
     opened: list[Sampling] = []
 
     class Session:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import json
 import math
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from datetime import date
+from decimal import Decimal
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -201,6 +205,10 @@ class Rude:
             "keys": {(1, 2): 3},
             "plain": Plain(),
             "row": Row("a", 2),
+            "nested": Priced(Row("a", 2), Decimal("1.50"), date(2026, 1, 2), Unit.POUND),
+            "inside": [{"b", "a", "c"}, Plain(), np.arange(2), np.float64(0.5)],
+            "set": {3, 1, 2},
+            "decimal": Decimal("1.50"),
         }[which]
 
 
@@ -213,6 +221,18 @@ class Plain:
 class Row:
     name: str
     count: int
+
+
+class Unit(enum.Enum):
+    POUND = "lb"
+
+
+@dataclass
+class Priced:
+    row: Row
+    price: Decimal
+    day: date
+    unit: Unit
 
 
 class NoText:
@@ -264,11 +284,35 @@ def test_whatever_is_raised_is_one_line_without_paths(tool, kind):
         ("generator", "[1]"),
         ("plain", '{"name": "x"}'),
         ("row", '{"name": "a", "count": 2}'),
+        ("nested", '{"row": {"name": "a", "count": 2}, "price": "1.50", "day": "2026-01-02", "unit": "lb"}'),
+        ("inside", '[["a", "b", "c"], {"name": "x"}, [0, 1], 0.5]'),
+        ("set", "[1, 2, 3]"),
+        ("decimal", "1.50"),
     ]
 )
 def test_odd_results_have_a_text(which, text):
     found, _ = answer(tool_environment([Rude])(), call("odd", which=which))
     assert found == text
+
+
+def test_what_an_async_generator_yields_is_its_result():
+    async def stream(count: int) -> AsyncIterator[str]:
+        """Tell a few lines.
+
+        Args:
+            count: How many.
+        """
+        for number in range(count):
+            yield f"line {number}"
+        if count == 3:
+            raise LookupError("no more")
+
+    make = tool_environment([stream])
+    assert answer(make(), call("stream", count=2)) == ('["line 0", "line 1"]', {"tool_calls": 1})
+    assert answer(make(), call("stream", count=3)) == (
+        "error: stream: LookupError: no more",
+        {"tool_calls": 1, "tool_errors": 1},
+    )
 
 
 def test_a_result_that_floods_is_cut_and_says_how_much_is_missing():
@@ -353,7 +397,7 @@ PIECES = (
 )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(PIECES, max_size=6))
 def test_no_completion_raises(pieces: Sequence[str]):
     (result,) = played(EVERY(), "".join(pieces))

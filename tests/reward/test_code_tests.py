@@ -304,7 +304,7 @@ def test_a_gold_solution_sets_the_time_limit(monkeypatch):
     slow = prompt(id="slow", tests=ASSERTIONS[:1], solution=f"```python\n{SLOW.format(0.15)}    return a + b\n```")
     wrong = prompt(id="wrong", tests=ASSERTIONS[:1], code="def add(a, b): return 0")
     bare = prompt(id="bare", tests=ASSERTIONS[:1])
-    late = f"{SLOW.format(1.15)}    return a + b\n"
+    late = f"{SLOW.format(0.7)}    return a + b\n"
     # no program of `quick` is late here, so its gold solution is not run
     assert reward.scores([quick, slow, bare], [RIGHT, late, RIGHT]) == [1.0, 1.0, 1.0]
     assert allowed == [0.5, 0.5, 4, 4, 2] and reward.take_notes() == {}

@@ -501,6 +501,15 @@ def test_a_save_that_cannot_begin_is_out_of_memory_and_no_endless_wait(tmp_path,
         run(Adding(), tmp_path, steps=2, save_every=1)
 
 
+def test_memory_that_cannot_be_reserved_hides_no_cause(monkeypatch):
+    memory = snapshot.HostMemory()
+    die_at_birth(monkeypatch, "whet-reserve")
+    with pytest.raises(MemoryError, match="ended before it began"):
+        memory.reserve({})
+    assert memory.is_ready
+    memory.release()
+
+
 def test_jobs_side_by_side_come_back_in_order_and_the_first_error_stops_the_rest():
     assert threads.side_by_side([lambda number=number: number for number in range(20)], 4) == list(range(20))
     stopped, done = threading.Event(), []

@@ -6,12 +6,18 @@ asks the device for a value, no shape depends on data, and no Python runs for a 
 
 from __future__ import annotations
 
+import math
+import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+IS_ARM = platform.machine() in ("aarch64", "arm64")
+LARGE_VOCABULARY = 1 << 14  # below, the head is no large part of a step
 
 
 @dataclass(frozen=True)
@@ -75,7 +81,7 @@ class DecodeState:
         def room(outer: int, width: int) -> list[Tensor]:
             # zeros, not whatever was there: a masked value is multiplied by 0, and 0 * NaN is NaN
             sizes = (2, outer, heads, width, size)
-            return [torch.zeros(sizes, dtype=attended.dtype, device=device) for _ in range(attended.num_layers)]
+            return [fresh_zeros(sizes, attended.dtype, device) for _ in range(attended.num_layers)]
 
         def numbers(*sizes: int) -> Tensor:
             return torch.zeros(sizes, dtype=torch.long, device=device)
@@ -333,6 +339,26 @@ class DecodeState:
             buffer[:, target] = buffer[:, source]
         self.prompt_state[target] = self.prompt_state[source]
         self.prompt_length[target] = self.prompt_length[source]
+
+
+def step_logits(states: Tensor, weight: Tensor) -> Tensor:
+    """[rows, V], of states [rows, W] and a head's weight [V, W].
+
+    On ARM a product with few columns is quicker than one with few rows: 1.0 to 1.5 times for 8 to 64 of them, measured
+    with OpenBLAS, vocabularies of 49,152 and widths of 256 and 576.
+    """
+    if IS_ARM and states.is_cpu and 8 <= len(states) <= 64 and len(weight) >= LARGE_VOCABULARY:
+        return torch.mm(weight, states.t()).t().contiguous()
+    return torch.mm(states, weight.t())
+
+
+def fresh_zeros(sizes: Sequence[int], dtype: torch.dtype = torch.float32, device: torch.device | None = None) -> Tensor:
+    """Zeros; on the CPU the system hands out their pages when they are first written. torch.zeros writes all of them,
+    and of the room that conversations have most is never used."""
+    if (device is not None and device.type != "cpu") or not math.prod(sizes):
+        return torch.zeros(tuple(sizes), dtype=dtype, device=device)
+    pages = np.zeros(math.prod(sizes) * dtype.itemsize, np.uint8)
+    return torch.from_numpy(pages).view(dtype).view(*sizes)
 
 
 def _flat(buffer: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,6 +17,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +51,7 @@ from whet.model.tensor_files import (
     tensor_bytes,
     write_file,
 )
-from whet.threads import Thread, side_by_side
+from whet.threads import in_threads, side_by_side
 from whet.types import WhetError
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class HostMemory:
         self._pinned: list[int] = []  # addresses of slabs
         self._can_pin = True
         self._devices: set[torch.device] = set()
-        self._reserving: threading.Thread | None = None
+        self._reserving: Future[None] | None = None
 
     def reserve(self, layouts: dict[str, BufferLayout]) -> None:
         """Make buffers in a thread: to get gigabytes from the system takes longer than to fill them."""
@@ -101,13 +102,12 @@ class HostMemory:
                 waiting[name] = layout
             self._make(waiting)
 
-        self._reserving = Thread(target=work, name="whet-reserve", daemon=True)
-        self._reserving.start()
+        (self._reserving,) = in_threads([work], 1, "whet-reserve")
 
     @property
     def is_ready(self) -> bool:
         """Whether nothing is being reserved."""
-        return self._reserving is None or not self._reserving.is_alive()
+        return self._reserving is None or self._reserving.done()
 
     @torch.no_grad()
     def copy(self, name: str, value: Tensor) -> Tensor:
@@ -138,7 +138,7 @@ class HostMemory:
 
     def _join(self) -> None:
         if self._reserving is not None:
-            self._reserving.join()
+            wait([self._reserving])  # what it could not make is made when it is needed
             self._reserving = None
 
     def _make(self, layouts: Mapping[str, BufferLayout]) -> None:

@@ -114,6 +114,8 @@ def _is_changed(module: nn.Module) -> bool:
 
 
 def _sampled(tensors: list[Tensor]) -> bytes:
-    flat = (tensor.detach().reshape(-1) for tensor in tensors)
-    ends = [torch.cat([values[:SAMPLED], values[-SAMPLED:]]).double() for values in flat]
-    return torch.cat(ends).cpu().numpy().tobytes() if ends else b""
+    flat = [tensor.detach().reshape(-1) for tensor in tensors]
+    ends = [end for values in flat for end in (values[:SAMPLED], values[-SAMPLED:])]
+    if len({(end.dtype, end.device) for end in ends}) > 1:
+        ends = [end.double().cpu() for end in ends]
+    return torch.cat(ends).double().cpu().numpy().tobytes() if ends else b""

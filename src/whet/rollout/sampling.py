@@ -85,30 +85,33 @@ def _inverse(probability: Tensor, uniform: Tensor) -> Tensor:
     First the block, by the sums of all blocks, then the place in it: a running sum over the whole vocabulary would
     cost as much as the softmax.
     """
-    rows, size = probability.shape
+    size = probability.shape[1]
     if size < SMALLEST_IN_BLOCKS:
         cumulative = probability.cumsum(-1)
         below = uniform.clamp(max=LARGEST_UNIFORM)[:, None] * cumulative[:, -1:]
         token = torch.searchsorted(cumulative, below, right=True)[:, 0].clamp_(max=size - 1)
         return token if probability.is_cpu else _possible(token, probability)
     block = next((width for width in BLOCKS if size % width == 0), BLOCKS[0])
-    if size % block:
-        probability = F.pad(probability, (0, -size % block))
-    blocks = probability.view(rows, -1, block)
-    total = blocks.sum(-1).cumsum(-1)
+    tail = size % block  # the last block may be shorter: padding would copy everything
+    sums = probability[:, : size - tail].unflatten(1, (-1, block)).sum(-1)
+    if tail:
+        sums = torch.cat([sums, probability[:, size - tail :].sum(-1, keepdim=True)], 1)
+    total = sums.cumsum(-1)
     # strictly below the whole, rounding or not: then the sum grows in the block that is found
     below = uniform.clamp(max=LARGEST_UNIFORM)[:, None] * total[:, -1:]
     number = torch.searchsorted(total, below, right=True).clamp(max=total.shape[1] - 1)
     before = F.pad(total, (1, 0)).gather(1, number)
-    chosen = blocks.gather(1, number[:, :, None].expand(-1, -1, block))[:, 0]
+    column = number * block + torch.arange(block, device=probability.device)
+    chosen = probability.gather(1, column.clamp(max=size - 1))
+    chosen = chosen.masked_fill(column >= size, 0) if tail else chosen
     running = chosen.cumsum(-1)
     offset = torch.searchsorted(running, torch.minimum(below - before, _just_below(running[:, -1:])), right=True)[:, 0]
-    # the clamps only matter where weights have diverged: nothing is above a probability that is not a number
-    return (number[:, 0] * block + _possible(offset.clamp(max=block - 1), chosen)).clamp(max=size - 1)
+    # the clamp only matters where weights have diverged: nothing is above a probability that is not a number
+    return number[:, 0] * block + _possible(offset.clamp(max=block - 1), chosen)
 
 
 def _possible(place: Tensor, probability: Tensor) -> Tensor:
-    # a sum that is taken in parallel may grow by rounding alone
+    # a sum that is taken in parallel may grow by rounding alone; a block begins with a token, whatever fills its end
     return torch.where(_at(probability, place) > 0, place, probability.argmax(-1))
 
 

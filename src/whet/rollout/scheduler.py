@@ -993,14 +993,13 @@ class DecodeScheduler:
 
     def _fill(self, new: Sequence[_HeldPrompt]) -> None:
         """Read prompts into their slots, what they have in common with others once."""
-        slots = [prompt.slot or 0 for prompt in new]
-        held = self._held_beginnings() if self._backend.resumes and self._room is not None else {}
+        slots, shares = [prompt.slot or 0 for prompt in new], self._backend.resumes and self._room is not None
+        held = self._held_beginnings() if shares else {}
         for slot, prompt in zip(slots, new, strict=True):
             self._slots[slot] = prompt
             self._stale.pop(slot, None)
-        beginnings = [Beginning() for _ in new]
-        if self._backend.resumes and self._room is not None:
-            beginnings = shared_beginnings(list(held), [prompt.tokens for prompt in new])
+        tokens = [prompt.tokens for prompt in new]
+        beginnings = shared_beginnings(list(held), tokens) if shares else [Beginning()] * len(new)
         sources = [*held.values(), *((slot, None) for slot in slots)]
         unread = [len(prompt.tokens) - beginning.length for prompt, beginning in zip(new, beginnings, strict=True)]
         for number in range(max(beginning.passes for beginning in beginnings) + 1):

@@ -107,6 +107,7 @@ class RequestQueue:
         self._scorer, self._to_score = scorer, queue.SimpleQueue[ScoreJob]()
         self._ends, self._context, self._rows = frozenset(end_tokens), context, rows
         self._most_asked = 1  # completions of one request so far: a session has rows for them
+        self._has_constrained = False  # somebody asked for JSON, or forced a call
         self._history, self._call_format = history, call_format
         self._sampling, self._is_fixed = Sampling(), False
         self._queue: queue.SimpleQueue[Job] = queue.SimpleQueue()
@@ -387,17 +388,27 @@ class RequestQueue:
         There is one at a time: engines keep one set of buffers.
         """
         assert job.sampling is not None and job.prompted is not None
-        opened, length = self._opened, len(job.prompted.prompt)
-        if opened is not None and (opened.sampling != job.sampling or not _fits(opened.shape, length, job.budget)):
+        opened, length, sampling = self._opened, len(job.prompted.prompt), self._session_sampling(job.sampling)
+        if opened is not None and (opened.sampling != sampling or not _fits(opened.shape, length, job.budget)):
             if opened.writing:
                 return None
             self._end_session()
             opened = None
         if opened is None:
-            opened = self._open_session(job.sampling, length, job.record.most_tokens)
+            opened = self._open_session(sampling, length, job.record.most_tokens)
         if opened.writing and len(opened.writing) + job.request.count > opened.shape.conversations:
             return None
         return opened
+
+    def _session_sampling(self, sampling: Sampling) -> Sampling:
+        """A session in which requests may be constrained serves free ones too, where it writes them as another would:
+        programs that alternate would lose their keys and values with every change."""
+        self._has_constrained = self._has_constrained or sampling.constrained
+        path: Callable[[Sampling, SessionShape], object] | None = getattr(self._engine, "session_path", None)
+        if not self._has_constrained or sampling.constrained or path is None:
+            return sampling
+        either, shape = replace(sampling, constrained=True), SessionShape(self._rows, LEAST_PROMPT, LEAST_PROMPT)
+        return either if str(path(either, shape)) == str(path(sampling, shape)) else sampling
 
     def _open_session(self, sampling: Sampling, length: int, most_tokens: int) -> _OpenSession:
         """Room for the longest prompt that waits and a half more, and for what a conversation may grow by."""
