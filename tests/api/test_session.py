@@ -3,12 +3,13 @@
 import ctypes
 import gc
 import threading
+import weakref
 from types import SimpleNamespace
 
 import pytest
 
 import whet
-from whet.api.session import begin_cuda
+from whet.api.session import begin_cuda, gc_disabled
 from whet.training.config import resolved
 
 
@@ -60,6 +61,17 @@ def usual():
     gc.set_threshold(700, 10, 10)
     yield gc.get_threshold()
     gc.set_threshold(*here)
+
+
+def test_what_was_left_in_a_cycle_while_a_run_was_made_is_given_back(usual):
+    class Large:
+        def __init__(self):
+            self.itself = self
+
+    with gc_disabled():
+        left = weakref.ref(Large())
+        assert left() is not None
+    assert left() is None and gc.isenabled()
 
 
 def test_a_run_does_not_look_through_what_was_there_before_it(tmp_path, usual):

@@ -266,7 +266,8 @@ def begin_cuda(config: Config) -> None:
 def gc_disabled() -> Iterator[None]:
     """Without garbage collection: while transformers is imported it finds nothing, and costs tenths of a second.
 
-    What was made is then left alone, torch's half a million objects too, or it would be looked through at once.
+    What is left is looked through once, for whatever trials and a loader leave in cycles may hold a model's memory; then
+    it is left alone, torch's half a million objects too.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -274,6 +275,7 @@ def gc_disabled() -> Iterator[None]:
         yield
     finally:
         if was_on:
+            gc.collect()
             gc.freeze()
             gc.enable()
 
