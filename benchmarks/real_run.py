@@ -107,6 +107,7 @@ def measured(command: Sequence[str], folder: Path, environment: Mapping[str, str
         "after": summary.get("after"),
         "end_s": wall - written[-1],  # behind the last evaluation: the last save, the report, the end of Python
         "saving": summary.get("saving"),
+        "start_up": summary.get("start_up"),
         "evaluations": evaluations(lines, written),
     }
 

@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import json
 import threading
 import weakref
 from types import SimpleNamespace
@@ -74,7 +75,7 @@ def test_what_was_left_in_a_cycle_while_a_run_was_made_is_given_back(usual):
     assert left() is None and gc.isenabled()
 
 
-def test_a_run_does_not_look_through_what_was_there_before_it(tmp_path, usual):
+def test_a_run_says_what_its_start_took_and_does_not_look_through_what_was_there_before_it(tmp_path, usual):
     seen = []
 
     class Watch:
@@ -85,4 +86,7 @@ def test_a_run_does_not_look_through_what_was_there_before_it(tmp_path, usual):
     whet.train("grpo", steps=1, config=small, folder=str(tmp_path / "run"), callbacks=[Watch()], console=False)
     ((frozen, threshold),) = seen
     assert frozen > 50_000 and threshold > usual
+    summary = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert summary["start_up"].keys() == {"imports", "data", "model", "trainer"}
+    assert 0 < sum(summary["start_up"].values()) <= summary["seconds"]["start_up"]
     assert gc.get_freeze_count() == 0 and gc.get_threshold() == usual
