@@ -10,6 +10,9 @@ function or one that comes to it, then the others of the nearest files. It is ki
 its process, and survives when all pass or `--seconds` of processor time are used up. A test that fails without a
 change too is left out, and its mutants are tried again. A drawn mutant is found again after its file moved or its
 variables were renamed, or is reported as gone. The tree is copied first: nothing of yours is changed.
+
+A survivor that no test could notice is entered by hand, as the last line of `--lines` about it: {"number": 31,
+"state": "equivalent", "note": why}. It is listed with its reason, and is in no share.
 """
 
 from __future__ import annotations
@@ -102,11 +105,11 @@ def summary(mutants: dict[int, Mutant], found: dict[int, dict[str, Any]]) -> str
     rooms: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for number, line in found.items():
         rooms[mutants[number].room][line["state"]] += 1
-    states = ("killed", "survived", "gone")
+    states = ("killed", "survived", "equivalent", "gone")
     rows = [("room", *states), *((room, *(rooms[room][state] for state in states)) for room in sorted(rooms))]
     total = sum(rooms.values(), Counter())
     tried = total["killed"] + total["survived"]
-    text = "\n".join(f"{room:12}" + "".join(f"{each:>10}" for each in counts) for room, *counts in rows)
+    text = "\n".join(f"{room:12}" + "".join(f"{each:>12}" for each in counts) for room, *counts in rows)
     lines = [text, f"{total['killed']} of {tried} mutants killed ({total['killed'] / max(tried, 1):.0%}); survivors:"]
     for number, line in sorted(found.items()):
         if line["state"] == "survived":
@@ -118,16 +121,21 @@ def summary(mutants: dict[int, Mutant], found: dict[int, dict[str, Any]]) -> str
 def values(mutants: dict[int, Mutant], found: dict[int, dict[str, Any]]) -> dict[str, Any]:
     """What results/mutants.json holds."""
     states = Counter(line["state"] for line in found.values())
-    tried = states["killed"] + states["survived"]
-    survivors = {
-        f"{mutants[number].path.removeprefix('src/whet/')}:{mutants[number].line}": mutants[number].about
-        for number, line in sorted(found.items())
-        if line["state"] == "survived"
-    }
+    noticeable = states["killed"] + states["survived"]
+
+    def listed(state: str) -> dict[str, str]:
+        return {
+            f"{mutants[number].path.removeprefix('src/whet/')}:{mutants[number].line}": f"{mutants[number].about}"
+            + (f": {line['note']}" if state == "equivalent" else "")
+            for number, line in sorted(found.items())
+            if line["state"] == state
+        }
+
     return {
-        "drawn": len(mutants), "tried": tried, "killed": states["killed"], "gone": states["gone"],
-        "share": states["killed"] / max(tried, 1), "rooms": len({mutants[number].room for number in found}),
-        "survivors": survivors,
+        "drawn": len(mutants), "tried": noticeable + states["equivalent"], "killed": states["killed"],
+        "gone": states["gone"], "share": states["killed"] / max(noticeable, 1),
+        "rooms": len({mutants[number].room for number in found}), "survivors": listed("survived"),
+        "equivalent": states["equivalent"], "equivalents": listed("equivalent"),
     }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -317,7 +318,7 @@ class Sample:
     ) -> Sample:
         return replace(self, parts=dict(parts), reward=reward, extra=dict(extra or {}), environment=None)
 
-    @property
+    @cached_property
     def num_actions(self) -> int:
         return int(self.action.sum())
 

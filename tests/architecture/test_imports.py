@@ -99,6 +99,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "training.distributed",
     ),
     "training.assembly": (
+        "threads",
         "types",
         "settings",
         "registry",

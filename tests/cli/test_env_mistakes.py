@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import whet
+from tests.support.packages import needs
 from whet import cli, registry
 from whet.rollout.engines import ENGINES
 from whet.types import Sample, StopReason
@@ -172,7 +173,10 @@ BEFORE = {
 }
 
 
-@pytest.mark.parametrize("name", BEFORE)
+NEEDS = {"rows of another kind": needs("bfcl_eval")}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=NEEDS.get(name, ())) for name in BEFORE])
 def test_one_line_before_training(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> None:

@@ -2,11 +2,22 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from tests.support.for_every import for_every
-from whet.data.packing import number_of, padded_rows, row_micro_batches, token_batch, token_micro_batches, trimmed
+from whet.data.packing import (
+    BlockSize,
+    _tree_blocks,
+    number_of,
+    padded_rows,
+    row_micro_batches,
+    token_batch,
+    token_micro_batches,
+    trimmed,
+)
+from whet.data.prefix_tree import TreeOrder
 from whet.types import Encoded, Group, Prompt, Sample, StopReason, Support, Turn
 
 
@@ -333,6 +344,13 @@ def test_rows_with_common_prefixes_stay_together(micro_batch_tokens):
     assert (
         sum(tree_size(batch, part) for part in parts) < sum(computed(batch, part) for part in apart) or len(parts) == 16
     )
+
+
+def test_a_row_costs_what_it_does_not_share_with_the_one_before():
+    order = TreeOrder(*(np.array(values) for values in (range(4), [40] * 4, [0, 20, 20, 30])))
+    assert _tree_blocks(order, [41] * 4, 90) == [([0, 1, 2, 3], BlockSize(4, 41, 90))]
+    cut = [([0, 1, 2], BlockSize(3, 41, 80)), ([3], BlockSize(1, 41, 40))]
+    assert _tree_blocks(order, [41] * 4, 89) == cut
 
 
 def test_prompts_alone_are_cut_as_ever():

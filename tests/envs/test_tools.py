@@ -397,7 +397,7 @@ PIECES = (
 )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(PIECES, max_size=6))
 def test_no_completion_raises(pieces: Sequence[str]):
     (result,) = played(EVERY(), "".join(pieces))

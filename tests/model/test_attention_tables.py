@@ -50,6 +50,8 @@ def test_every_pair_once(layout, blocks, monkeypatch):
         by_query[rows, above : above + length] += 1
         by_query[rows, start:end] += (place[start:end] <= place[rows, None]).long()
     assert torch.equal(by_query, seen_by(batch).long())
+    lengths = [above + row - start for row, start, _, _, above in tables.queries.tolist()]
+    assert lengths == sorted(lengths, reverse=True)  # the longest begin first, or they end last and alone
     by_key, slots = torch.zeros_like(by_query), []
     for row, stop, first, last, causal, slot in tables.keys.tolist():
         assert stop - row <= blocks[1]

@@ -13,8 +13,9 @@ import pytest
 import torch
 from safetensors.torch import save as save_bytes
 
-from whet.model import tensor_files
+from whet.model import checkpoint, tensor_files
 from whet.model.checkpoint import (
+    drop_training_state,
     load_checkpoint,
     prune_checkpoints,
     remove_leftovers,
@@ -23,7 +24,7 @@ from whet.model.checkpoint import (
 )
 from whet.model.pretrained import weight_files
 from whet.model.run_models import checkpoint_step, complete_checkpoints
-from whet.model.snapshot import save_checkpoint
+from whet.model.snapshot import HostMemory, layout_of, save_checkpoint
 from whet.types import WhetError
 
 STATE = {"cursor": {"epoch": 2, "row": 17}, "seed": 5, "rate": 0.1}
@@ -127,6 +128,36 @@ def test_same_weights_give_the_same_bytes(tmp_path: Path, llama: Any, tokenizer:
     change(llama)
     third = every_byte(save(tmp_path / "c", 40, llama, tokenizer))
     assert {name for name in first if first[name] != third[name]} == {"model.safetensors", "manifest.json"}
+
+
+def test_a_large_set_of_tensors_is_written_in_pieces_and_comes_back_whole(
+    tmp_path: Path, llama: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "PIECE", 60)  # bytes: a tensor of 48, one of 48, one of 4
+    path = save(tmp_path, 40, llama, tokenizer)
+    assert [file.name for file in sorted(path.glob("optimizer*"))] == [
+        "optimizer.safetensors",
+        "optimizer_2.safetensors",
+    ]
+    tensors, _ = load_checkpoint(path, llama)
+    assert tensors.keys() == {"optimizer"} and tensors["optimizer"].keys() == optimizer_tensors()["optimizer"].keys()
+    assert all(torch.equal(tensors["optimizer"][name], it) for name, it in optimizer_tensors()["optimizer"].items())
+    drop_training_state(path)
+    assert not list(path.glob("optimizer*"))
+    verify_checkpoint(path)
+
+
+def test_copies_of_tensors_share_a_slab_and_are_filled_again() -> None:
+    values = {"a": torch.arange(5.0), "b": torch.arange(3, dtype=torch.bfloat16), "empty": torch.empty(0, 4)}
+    memory = HostMemory()
+    memory.reserve({name: layout_of(value) for name, value in values.items()})
+    for added in (0.0, 1.0):
+        copies = {name: memory.copy(name, value + added) for name, value in values.items()}
+        assert all(torch.equal(copies[name], values[name] + added) for name in values)
+    assert copies["a"].untyped_storage().data_ptr() == copies["b"].untyped_storage().data_ptr()
+    assert copies["a"].data_ptr() % 64 == copies["b"].data_ptr() % 64 == 0
+    wider = memory.copy("a", torch.arange(9.0))  # another shape, and more than was reserved
+    assert torch.equal(wider, torch.arange(9.0)) and torch.equal(copies["b"], values["b"] + 1.0)
 
 
 def test_manifest_lists_every_file(tmp_path: Path, llama: Any, tokenizer: Any) -> None:

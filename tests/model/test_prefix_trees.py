@@ -1,11 +1,15 @@
 """Rows that branch, as a tree of any depth: the numbers and the gradient of separate rows, each shared token once."""
 
+import sys
+from functools import partial
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
 import transformers
 
+import whet.model
 from tests.model.test_shared_prefix import visible
 from tests.model.test_shared_prefix_attention import SMALL, WINDOW, WORKS, model_of
 from tests.support.for_every import for_every
@@ -232,3 +236,40 @@ def test_one_softmax_from_a_call_for_each_level(monkeypatch, seed):
         found.append((output.detach(), *torch.autograd.grad((output * pull).sum(), (query, key, value))))
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+
+
+def test_own_kernels_are_used_only_where_they_give_what_torch_gives(monkeypatch):
+    """On the trial's heads, with the kernels' parts written out: right ones are used, wrong gradients are told."""
+    monkeypatch.setattr(ragged_attention, "_forward", dense_forward)
+    monkeypatch.setattr(ragged_attention, "_backward", dense_backward)
+
+    def forward(*values):
+        output, norm, ours.noise = ragged_attention._flash_forward(*values)
+        return output, norm
+
+    def backward(grad, saved, segments, scale, targets, error=0.0):
+        found = ragged_attention._flash_backward(grad, saved, segments, ours.noise, scale)
+        for target, part in zip(targets, found.split([each.shape[1] for each in targets], 1), strict=True):
+            target.copy_((1 + error) * part)
+
+    case = (torch.device("cpu"), torch.float64, 4, 2, 8)
+    refusal = ragged_attention._kernels_refusal.__wrapped__
+    ours = SimpleNamespace(forward=forward, backward=backward)
+    monkeypatch.setitem(sys.modules, "whet.model.prefix_attention_kernels", ours)
+    monkeypatch.setattr(whet.model, "prefix_attention_kernels", ours, raising=False)
+    assert refusal(*case) == ""
+    ours.backward = partial(backward, error=0.1)
+    with pytest.warns(UserWarning, match="not used: they differ from torch's by 1.0e-01"):
+        assert refusal(*case) == "they differ from torch's by 1.0e-01"
+
+
+def test_heads_that_torchs_kernels_take():
+    def takes(num_heads, size, dtype=torch.bfloat16, is_cuda=True, value_size=None):
+        query = SimpleNamespace(shape=(7, num_heads, size), dtype=dtype, is_cuda=is_cuda)
+        value = SimpleNamespace(shape=(7, num_heads, value_size or size), dtype=dtype, is_cuda=is_cuda)
+        return ragged_attention.ragged_works(query, query, value)
+
+    assert takes(9, 64) and takes(3, 256, torch.float16)
+    refused = {"size": takes(8, 60), "wide": takes(8, 264), "value": takes(8, 64, value_size=32)}
+    refused |= {"dtype": takes(8, 64, torch.float32), "device": takes(8, 64, is_cuda=False)}
+    assert not any(refused.values()), refused

@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers
 
+from whet.model import ring_decode
 from whet.model.block import blocks_of
 from whet.model.causal_lm import CausalLM, causal_lm
 from whet.model.decode_state import BatchShape
@@ -194,3 +195,20 @@ def test_no_product_needs_an_operator_of_one_library(monkeypatch):
         base = hooked_decoder(causal_lm(model_of("llama")))
         stack = blocks_of(base.lm)
         assert not disagreement(FusedDecoder(base, stack)) and not disagreement(RingDecoder(base, stack))
+
+
+@torch.no_grad()
+def test_wide_products_are_taken_in_parts(monkeypatch):
+    monkeypatch.setattr(ring_decode, "LARGEST_PART", SMALL["hidden_size"] * SMALL["intermediate_size"] // 4)
+    model = model_of("llama")
+    decoder = row_decoder(model)
+    state = decoder.state(BatchShape(1, 1, 4, 4))
+    weights = decoder.gathered()
+    assert [len(layer.widen) for layer in weights[0]] == [8, 8]  # the gate's four, and those of the other
+    with decoder.running(weights):
+        decoder.prefill(torch.tensor([[7, 8, 9, 10]]), [4], [0], state)
+        state.enter([0], [0])
+        state.seat([0], 4)
+        found = decoder.step(torch.tensor([3]), state)
+    theirs = model(torch.tensor([[7, 8, 9, 10, 3]])).logits[0, -1]
+    torch.testing.assert_close(found[0], theirs, rtol=1e-4, atol=1e-4)

@@ -77,6 +77,13 @@ def test_gae_at_lam_one_is_the_return_less_the_value():
     assert GAE(1.0, 0.0).centred(batch, {}).tolist() == near([[0, -0.25, 0.75, 0, 1.0]])
 
 
+def test_nothing_surprises_outside_the_actions_and_where_nothing_was_scored():
+    action = HOLES.expand(2, -1)
+    batch = batch_of(2.0, NAN, action=action, value=double([8, 0.5, 0.25, 8, 1.0], [8, 0.5, 0.25, 8, 1.0]))
+    assert GAE().surprise(batch, 0.5).tolist() == near([[0, -0.375, 0.25, 0, 1.0], [0.0] * 5])
+    assert GAE().centred(batch, {})[1].tolist() == [0.0] * 5
+
+
 def test_decoupled_gae_looks_further_in_longer_completions():
     """alpha 0.5: lam = 1 - 1/(0.5 n) is 0 for one and two tokens, 1/3 for three; the critic's target is the return."""
     action = torch.tensor([[True, True, True], [True, True, False]])

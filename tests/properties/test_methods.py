@@ -87,9 +87,9 @@ def in_parts(objective, batch, logp, extras, parts):
     totals = step_totals(batch, batch.max_new_tokens)
     batch = surveyed(objective, batch, logp)
     whole = {name: torch.zeros_like(tensor) for name, tensor in tensors_of(logp, extras).items()}
-    sums = {}
+    sums, learning = {}, trained(objective, batch)
     for rows in parts:
-        learned = trained(objective, batch)[rows]
+        learned = learning[rows]
         width = int(learned.any(0).nonzero().max()) + 1 if learned.any() else 1
         part, component = batch.select(rows).narrowed(width), chosen(extras, rows, width)
         found, metrics = gradients_and_metrics(objective, part, logp[rows, :width], component, totals)
@@ -104,7 +104,7 @@ def tensors_of(logp, extras):
     return {"logp": logp, **{name: getattr(extras, name) for name in EXTRA_TENSORS}}
 
 
-@for_every([*((name, 1, "completions") for name in PRESET_METHODS), *((name, 60, "branches") for name in METHODS)])
+@for_every([*((name, 1, "completions") for name in PRESET_METHODS), *((name, 100, "branches") for name in METHODS)])
 def test_micro_batches_do_not_matter(name, micro_batch_tokens, kind):
     objective, batch, logp, extras, expected, whole = whole_step(name, kind)
     parts = token_micro_batches(batch, micro_batch_tokens)

@@ -17,7 +17,7 @@ import torch
 from tests.support.for_every import for_every
 from whet.reward import defences
 from whet.reward.defences import DEFENCES, Case, Rates, corpus, rates, rates_of
-from whet.reward.defences.guessing import _one_step
+from whet.reward.defences.guessing import _one_step, _rounded
 from whet.reward.defences.redundancy import density
 from whet.reward.find import find_reward
 from whet.types import Prompt, Sample, StopReason, WhetError
@@ -194,3 +194,9 @@ def test_density_is_the_packed_size_over_the_size_of_a_long_text():
     assert density("".join(chr(33 + (number * number) % 89) for number in range(89))[:80]) == 1.0  # too short to tell
     varied = "".join(f"{number * 7919 % 104729:x} " for number in range(2000))
     assert 0.2 < density(varied) < 1
+
+
+def test_a_number_without_an_end_is_rounded_at_six_places():
+    third = Fraction(1, 3)
+    assert _rounded({third + Fraction(5, 10**7)}, third) == [third]
+    assert _rounded({third + Fraction(1, 10**6)}, third) == []

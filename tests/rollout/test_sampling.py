@@ -107,3 +107,9 @@ def test_temperature_comes_before_truncation():
         for t in (1, 2)
     )
     assert (warm > cool).all()
+
+
+@for_every(SIZES)
+def test_weights_that_have_diverged_draw_a_token_of_the_vocabulary(size):
+    drawn = draw(torch.full((2, size), float("nan")), torch.tensor([0.2, 0.9]), Sampling())
+    assert ((drawn.token >= 0) & (drawn.token < size)).all()

@@ -203,10 +203,10 @@ def policies(world: World, names: Sequence[str], tied: bool = True) -> dict[str,
     return found
 
 
-def warmup(world: World) -> dict[str, Gradients]:
+def warmup(world: World, every: bool) -> dict[str, Gradients]:
     """The critic alone learns, on a trunk of its own and on the policy's."""
     found = {}
-    for shared in (False, True):
+    for shared in (False, True) if every else (True,):
         lm = causal_lm(tiny())
         objective, batch = policy_case("ppo", lm)
         critic = critic_on(lm, shared=shared)
@@ -247,10 +247,10 @@ def adapters(world: World) -> dict[str, Gradients]:
     return found
 
 
-def trees(world: World) -> dict[str, Gradients]:
+def trees(world: World, every: bool) -> dict[str, Gradients]:
     """Rows that branch, in two roles, some with adapters: alone they share whole prefixes, on several ranks fewer."""
     found = {}
-    for adapted in (False, True):
+    for adapted in (False, True) if every else (True,):
         lm = causal_lm(tiny())
         if adapted:
             add_adapters(lm.model, LowRank(4, 8.0, seed=2))
@@ -362,11 +362,11 @@ def _reference_after(trainer: PreferenceTrainer, objective: Any, live: LiveRefer
         return {name: whole(value) for name, value in lm.model.state_dict().items()}
 
 
-def demonstrations(world: World) -> dict[str, Gradients]:
+def demonstrations(world: World, every: bool) -> dict[str, Gradients]:
     stream = torch.Generator().manual_seed(5)
     rows = [rows_of(stream, 1)[0] for _ in range(9)]
     found = {}
-    for packed in (True, False):
+    for packed in (True, False) if every else (True,):
         lm = world.model(causal_lm(tiny(tied=packed)))
         trainer = SFTTrainer(lm, None, rows, **training(2, 9, 30, packed), eval_rows=rows[:4], ranks=world.ranks)
         report, _ = trainer.step(1, PhaseTimer())
@@ -375,7 +375,7 @@ def demonstrations(world: World) -> dict[str, Gradients]:
     return found
 
 
-def reward_models(world: World) -> dict[str, Gradients]:
+def reward_models(world: World, every: bool) -> dict[str, Gradients]:
     stream = torch.Generator().manual_seed(6)
 
     def judged(completions: int, places: int = 1) -> tuple[ClassifierRow, ...]:
@@ -399,7 +399,8 @@ def reward_models(world: World) -> dict[str, Gradients]:
         "steps": (LabelLoss(), stepped, "token", 2),
     }
     found = {}
-    for name, (objective, rows, kind, heads) in kinds.items():
+    for name in kinds if every else ("ensemble", "steps"):
+        objective, rows, kind, heads = kinds[name]
         made = scalar_model(causal_lm(tiny()), kind, 2, heads=heads)
         made.head.double()
         made = world(sharded_scalar_model, made)
@@ -413,13 +414,13 @@ def reward_models(world: World) -> dict[str, Gradients]:
     return found
 
 
-def other_shapes(world: World) -> dict[str, Gradients]:
+def other_shapes(world: World, every: bool) -> dict[str, Gradients]:
     """An untied head; written-out layers in float32 on gathered weights."""
     untied = {f"{name} untied": value for name, value in policies(world, ["grpo"], tied=False).items()}
     lm = causal_lm(tiny(dtype=torch.float32))
     objective, batch = policy_case("grpo", lm)
     found = {}
-    for recompute in ("none", "layers"):
+    for recompute in ("none", "layers") if every else ("layers",):
         each: Any = world.model(replace(causal_lm(tiny(dtype=torch.float32)), recompute=recompute))
         from whet.model.fused_trunk import fused_refusal
 
@@ -445,13 +446,13 @@ def all_gradients(world: World, every: bool = True) -> dict[str, Gradients]:
     """Of every preset, or of some."""
     return {
         **policies(world, list(PRESETS) if every else SOME),
-        **warmup(world),
+        **warmup(world, every),
         **adapters(world),
-        **trees(world),
+        **trees(world, every),
         **preferences(world, list(PAIR_PRESETS) if every else SOME_PAIRS),
-        **demonstrations(world),
-        **reward_models(world),
-        **other_shapes(world),
+        **demonstrations(world, every),
+        **reward_models(world, every),
+        **other_shapes(world, every),
         **refusals(world),
     }
 

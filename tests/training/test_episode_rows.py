@@ -225,6 +225,13 @@ def test_a_method_of_episodes_without_an_environment_is_one_line(words, said):
     assert isinstance(error, WhetError) and said in str(error) and "\n" not in str(error)
 
 
+def test_no_sandbox_is_made_ready_for_a_run_that_is_refused(monkeypatch):
+    episodes = []
+    monkeypatch.setattr("whet.envs.tools.find.warm_sandboxes", lambda sources, count: episodes.append(count))
+    refused = CliRunner().invoke(app, ["train", "rloo_tree", "--tool", "python"]).exception
+    assert "cannot branch" in str(refused) and episodes == [0]
+
+
 def test_the_pages_of_methods_say_what_they_need():
     for name in ("echo", "rae", "rloo_turns", "rloo_tree", "tree_grpo"):
         shown = CliRunner().invoke(app, ["explain", name]).output

@@ -74,6 +74,7 @@ def test_names_are_those_of_rules_that_can_find_a_problem_in_such_a_run() -> Non
 
 SMALL = {
     "model": {"threads": 1, "device": "cpu"},
+    "data": {"count": 24},
     "sampling": {"max_new_tokens": 4},
     "batch": {"prompts_per_step": 2, "group_size": 2},
     "eval": {"prompts": 0},

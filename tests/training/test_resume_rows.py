@@ -8,7 +8,7 @@ import pytest
 
 import whet
 
-STEPS, BREAK = 4, 2
+STEPS, BREAK = 3, 2
 BASE = {
     "seed": 4,
     "model": {"threads": 1, "device": "cpu"},
@@ -35,7 +35,7 @@ CASES = {
     ),
     "critic": ("ppo", {"batch": {"updates_per_step": 2}}, ["critic", "critic_optimizer"]),
     "critic on the policy's trunk": ("ppo", {"critic": {"trunk": "shared"}}, ["critic", "critic_optimizer"]),
-    "critic's warm-up and imitation": ("vapo", {"objective": {"value": {"warmup": 2}}}, ["critic"]),
+    "critic's warm-up and imitation": ("vapo", {"objective": {"value": {"warmup": 1}}}, ["critic"]),
     "doubling controller": ("ppo_penalty", {}, ["beta"]),
     "proportional controller": (
         "grpo",

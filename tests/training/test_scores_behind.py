@@ -48,7 +48,7 @@ def test_runs_are_the_same_with_scores_behind(tmp_path):
         for is_early in (False, True):
             waits.ahead = is_early
             folder = tmp_path / f"{method} {is_early}"
-            config = {**SMALL, "eval": {"prompts": 4}, **changes}
+            config = {**SMALL, "eval": {"prompts": 2}, **changes}
             whet.train(method, reward=waits, steps=2, config=config, folder=str(folder), console=False)
             found.append(content(folder))
             assert method not in ("grpo", "rloo") or is_early or not waits_for_scores(folder)

@@ -148,10 +148,7 @@ def token_batch(
     width = max(len(sample.tokens) for sample in samples)
 
     def padded(values: Sequence[Tensor]) -> Tensor:
-        rows = values[0].new_zeros(len(values), width)
-        for row, value in zip(rows, values, strict=True):
-            row[: len(value)] = value
-        return rows
+        return pad_sequence(list(values), batch_first=True)
 
     rewards = [_number(sample.reward) for sample in samples]
     names = (

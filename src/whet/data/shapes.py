@@ -363,7 +363,7 @@ def _winner(row: Row, values: Mapping[str, Any]) -> int:
         "the annotators' vote" if votes else next((name for name in VERDICTS if values.get(name) is not None), "label")
     )
     votes = votes or [values.get(field)]
-    counted = Counter(_vote(row, field, vote) for vote in votes).most_common(2)
+    counted = Counter(_vote(row, field, vote) for vote in votes).most_common()
     tied = counted[0][0] == 0 or (len(counted) > 1 and counted[0][1] == counted[1][1])
     if tied:
         raise mistake(

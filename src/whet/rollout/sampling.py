@@ -106,12 +106,12 @@ def _inverse(probability: Tensor, uniform: Tensor) -> Tensor:
     chosen = chosen.masked_fill(column >= size, 0) if tail else chosen
     running = chosen.cumsum(-1)
     offset = torch.searchsorted(running, torch.minimum(below - before, _just_below(running[:, -1:])), right=True)[:, 0]
-    # the clamps only matter where weights have diverged: nothing is above a probability that is not a number
-    return (number[:, 0] * block + _possible(offset.clamp(max=block - 1), chosen)).clamp(max=size - 1)
+    # the clamp only matters where weights have diverged: nothing is above a probability that is not a number
+    return number[:, 0] * block + _possible(offset.clamp(max=block - 1), chosen)
 
 
 def _possible(place: Tensor, probability: Tensor) -> Tensor:
-    # a sum that is taken in parallel may grow by rounding alone
+    # a sum that is taken in parallel may grow by rounding alone; a block begins with a token, whatever fills its end
     return torch.where(_at(probability, place) > 0, place, probability.argmax(-1))
 
 

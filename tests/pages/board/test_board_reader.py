@@ -8,9 +8,13 @@ import shutil
 import numpy as np
 import pytest
 
+from tests.pages.board.test_run_list import Routes
 from tests.support.made_runs import MadeRun
 from whet.pages.board import reader as reader_module
+from whet.pages.board import run_page
+from whet.pages.board.files import folder_id
 from whet.pages.board.reader import RunReader, is_newer
+from whet.pages.board.server import Board, BoardRequest
 from whet.pages.run_charts import Envelopes, drawn_charts, planned_charts
 
 
@@ -91,6 +95,15 @@ def test_a_long_log_is_shown_at_a_first_look_and_then_whole(tmp_path, monkeypatc
         [planned_charts(view.record, reader.names()).by_key()["entropy"]], reader.points(["entropy"])
     )
     assert quick.spec["series"][0]["x"][0] == 1 and quick.spec["series"][0]["x"][-1] >= 398
+    board, routes = Board(tmp_path), Routes()
+    run_page.add_routes(routes, board)
+    request = BoardRequest("GET", "/", {"run": folder_id("run", "run")}, {})
+    sums = ("tokens generated", "<td>whole run</td>", "<title>rollout ")
+    first_look = routes["/run/{run}"](request).body
+    assert not any(text in first_look for text in sums), "sums over a part of the log are left out"
+    whole(board.reader(request.path["run"]))
+    page = routes["/run/{run}"](request).body
+    assert all(text in page for text in sums)
     whole(reader)
     view = reader.view()
     assert view.is_complete and view.record.totals.num_steps == 400

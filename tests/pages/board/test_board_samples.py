@@ -9,6 +9,8 @@ from contextlib import contextmanager
 
 import pytest
 
+from whet.pages.board import review_page
+from whet.pages.board.access import Refusal
 from whet.pages.board.files import folder_id, visible
 from whet.pages.board.sample_index import (
     SampleFinder,
@@ -23,7 +25,7 @@ from whet.pages.board.sample_index import (
 from whet.pages.board.serve import BoardServer
 from whet.pages.board.server import Board
 from whet.pages.review import read_review
-from whet.record.marks import read_sample_marks
+from whet.record.marks import LONGEST_NOTE, read_sample_marks
 
 HOSTILE = [
     "</pre><script>document.title='taken'</script>",
@@ -389,3 +391,10 @@ def test_samples_are_folded_by_prompt_and_one_prompt_is_followed_over_the_steps(
         followed = board.get(f"{where}/samples?prompt=p&sort=oldest")
         assert "Reward of prompt p" in followed and followed.count('class="row"') == 4
         assert "Reward of prompt q" not in board.get(f"{where}/samples?prompt=q"), "one step is no course"
+
+
+def test_a_note_may_be_as_long_as_is_said():
+    given = {"id": "a", "mark": None, "note": "x" * LONGEST_NOTE}
+    assert len(review_page._given(None, [{"id": "a"}], given).note) == LONGEST_NOTE
+    with pytest.raises(Refusal, match="at most 10,000 characters"):
+        review_page._given(None, [{"id": "a"}], {**given, "note": given["note"] + "x"})

@@ -180,6 +180,18 @@ def test_gradient_spike_is_found_at_its_step_only_and_zero_norms_are_not_typical
     assert names(history(12, gradient_norm=lambda step: 1.0 if step > 10 else 0.0)) == set()
 
 
+def test_a_gradient_is_compared_with_those_of_twenty_steps() -> None:
+    def spiked(before: int) -> bool:
+        """With one as large so many steps before it."""
+        steps = history(
+            30, lambda step: -5.0 if step == 30 else 0.4,
+            gradient_norm=lambda step: 20.0 if step in (30, 30 - before) else 1.0,
+        )  # fmt: skip
+        return "gradient spike" in names(steps)
+
+    assert [spiked(20), spiked(21)] == [False, True]
+
+
 def test_truncation_and_unscorable_shares() -> None:
     (truncated,) = diagnosis(history(6, counts={"truncated": 60}))
     assert "60.0%" in truncated and "max_new_tokens" in truncated

@@ -6,12 +6,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.support.packages import needs
 from tests.support.tracked_runs import Followed
+from whet.record.trackers.tracker import TrackedStep
+from whet.record.trackers.trackio_tracker import TrackioTracker
 
 pytestmark = needs("trackio")
 PROJECT = {"trackio": {"project": "whet-test"}}
@@ -99,3 +102,12 @@ def test_a_database_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     environment = {**os.environ, "TRACKIO_DIR": str(tmp_path / "file" / "below")}
     ended = subprocess.run(arguments, env=environment, capture_output=True, text=True, check=True)
     assert "off since" in ended.stdout, ended.stdout + ended.stderr
+
+
+def test_a_spread_counts_the_samples_of_its_step() -> None:
+    tracker, logged = TrackioTracker(), []
+    tracker._run = SimpleNamespace(log=lambda values, step: logged.append(values["spread/length"]))
+    ends = {"min": 1.0, "q1": 2.0, "median": 3.0, "q3": 4.0, "max": 5.0}
+    for scalars in ({"samples": 8.0}, {}):
+        tracker.step(TrackedStep(1, scalars, {"length": ends}, (), ()))
+    assert [each.histogram.sum() for each in logged] == [8.0, 1.0]

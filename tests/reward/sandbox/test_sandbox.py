@@ -130,7 +130,7 @@ def test_fork_bomb(sandbox):
         except OSError:
             pass
     """
-    found = ran(sandbox, source, limits=replace(SMALL, wall_seconds=1.5))
+    found = ran(sandbox, source, limits=replace(SMALL, wall_seconds=0.7))
     assert found.stdout.startswith("start") and found.seconds < 5
     assert num_jobs_left(sandbox) == 0
     assert ran(sandbox, "print('alive')").stdout == "alive\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import subprocess
 import sys
 import textwrap
@@ -19,6 +20,7 @@ from whet.reward.sandbox.literal import NotPlain, nodes_of, value_of
 from whet.reward.sandbox.pool import Sandbox
 from whet.reward.sandbox.suite import expected_names
 from whet.reward.sandbox.suite_runner import equals
+from whet.reward.sandbox.worker import SandboxWorker
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the attacks are Linux ones")
 
@@ -385,3 +387,20 @@ with Sandbox(1) as pool:
 """
     found = subprocess.run([sys.executable, "-O", "-c", script], capture_output=True, text=True, check=True)
     assert found.stdout == "[(False,), (False,)]\n"
+
+
+def test_a_process_that_ends_by_itself_before_it_is_confined_is_no_result():
+    """Of a pair, one that is killed on its way is no reason; one that nobody saw end is."""
+    worker, killed = SandboxWorker(-1, None), (9, 0.0)  # type: ignore[arg-type]
+
+    def were_confined(ready: bytes, usage: dict[int, tuple[int, float]], num_processes: int = 2) -> bool:
+        os.write(worker.ready_end, ready)
+        worker.usage = usage
+        return worker._were_confined(dict(enumerate((50, 51)[:num_processes])))
+
+    assert were_confined(b"\0\1", {}) and were_confined(b"\0", {}, num_processes=1)
+    assert were_confined(b"\0", {51: killed})
+    assert not were_confined(b"\0", {51: (0, 0.0)}) and not were_confined(b"\0", {})
+    assert not were_confined(b"", {50: killed}, num_processes=1)
+    for end in (worker.ready, worker.ready_end):
+        os.close(end)

@@ -64,6 +64,7 @@ def test_a_size_is_a_usual_model_or_one_like_it():
 
 
 def test_a_shape_can_be_written_out():
+    assert named_shape("hidden=1,layers=1").layers == 1
     shape = named_shape("hidden=64,layers=2,heads=4,kv_heads=2,head_dim=16,inner=128,vocab=100,tied=false")
     assert (shape.key_heads, shape.head_size, shape.vocabulary, shape.tied) == (2, 16, 100, False)
     assert shape.weights == 2 * (64 * (2 * 64 + 2 * 32) + 3 * 64 * 128 + 2 * 64) + 64 + 2 * 6400
@@ -75,6 +76,7 @@ def test_a_shape_can_be_written_out():
         ("hidden=64,layers=x", "layers is 'x'; give a whole number"),
         ("hidden=64,layers=2,hedas=4", "'hedas=4' is none of its sizes (did you mean 'heads'?)"),
         ("hidden=0,layers=2", "give hidden from 1"),
+        ("hidden=64,layers=0", "layers from 1 to 10000"),
         ("hidden=64,layers=2,heads=4,key_heads=3", "4 heads cannot share 3 key heads"),
         ("0.0001B", "give a size from 10M to 10000B"),
     ]

@@ -2,12 +2,13 @@
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 import whet
 from whet.model.block import NotDescribed
-from whet.training.assembly import runtime
+from whet.training.assembly import references, runtime
 from whet.training.assembly.assembly import assemble
 from whet.training.assembly.engines import thread_choice
 from whet.training.assembly.runtime import load_runtime
@@ -91,3 +92,19 @@ def test_rows_have_a_batch_and_lengths_and_no_temperature(method):
     assert facts["batch"] == "3 rows per step, one update"
     assert re.fullmatch(r"rows \d+ to \d+ tokens \(median \d+\)", facts["lengths"])
     assert facts["learning rate"].endswith("(found by trial for the built-in model)")
+
+
+def test_a_reference_is_read_from_its_own_source_or_from_the_policys(monkeypatch):
+    section = {"device": "cpu", "threads": 1, "reference": "reload"}
+    configs = [resolved("grpo", {"model": {**section, **other}}) for other in ({}, {"reference_model": "elsewhere"})]
+    runtime, sources = load_runtime(configs[0]), []
+
+    def load(name, *rest):
+        sources.append(name)
+        return SimpleNamespace(model=runtime.policy.model, tokenizer=runtime.tokenizer)
+
+    monkeypatch.setattr(references, "load_model", load)
+    for config in configs:
+        with references.build_reference(config, runtime, "frozen").open():
+            pass
+    assert sources == ["whetstone", "elsewhere"]

@@ -102,14 +102,18 @@ class BalancedBand(StepClip):
         ratio, gain = ratio.double(), advantage.double() * counts
         better, worse = gain.clamp(min=0), -gain.clamp(max=0)
 
-        def unbalanced(low: float, high: float) -> bool:
-            good = (ratio.clamp(max=high) * better).sum()
-            return bool(good < self.target * (ratio.clamp(min=low) * worse).sum())
+        def good(high: float) -> Tensor:
+            return (ratio.clamp(max=high) * better).sum()
+
+        def bad(low: float) -> Tensor:
+            return self.target * (ratio.clamp(min=low) * worse).sum()
 
         low, high = self.low, self.high
-        while low < self.low_most and unbalanced(low, high):
+        gained = good(high)
+        while low < self.low_most and bool(gained < bad(low)):
             low = min(low + self.step, self.low_most)
-        while high < self.high_most and unbalanced(low, high):
+        lost = bad(low)
+        while high < self.high_most and bool(good(high) < lost):
             high = min(high + self.step, self.high_most)
         return low, high
 

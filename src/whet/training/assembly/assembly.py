@@ -19,6 +19,8 @@ from whet.training.assembly.rewards import (
     build_reward_parts,
     build_scorer,
     check_sources,
+    code_rewards,
+    evaluation_parts,
     failure_policy,
     sandbox_summary,
     scorable_prompts,
@@ -123,6 +125,9 @@ def assemble(config: Config, rewards: Sequence[RewardPart] | None = None, ranks:
     held_out = load_prompts(config, evaluation=True) if evaluates and config.eval.prompts else []
     eval_prompts = scorable_prompts(held_out, parts, config.data)
     protection = sandbox_summary(parts)
+    if ranks.size == 1 and not config.scale.reward_workers:
+        for reward in code_rewards(parts):
+            reward.begin_timing_golds(eval_prompts[: config.eval.prompts])
     runtime = load_runtime(config, ranks)
     try:
         parts = bind_judges(parts, runtime.engine, runtime.tokenizer)
@@ -240,7 +245,8 @@ def _evaluator(
     prompts = eval_prompts[: config.eval.prompts]
     if not parts or not prompts:
         return None, {}
-    score, sampling = build_scorer(config, parts, failures, runtime.ranks), sampling_from(config.sampling)
+    score = build_scorer(config, evaluation_parts(parts), failures, runtime.ranks)
+    sampling = sampling_from(config.sampling)
     evaluator = build_evaluator(runtime, prompts, sampling, score, config.data, config.eval.by)
     return evaluator, decode_facts(runtime, sampling, evaluator.prompt_tokens)
 

@@ -155,6 +155,7 @@ def _agent_runner(
 
 
 def _maker(config: Config | EvaluationConfig, tokenizer: Any) -> Callable[[], Environment]:
+    """What makes the environment of an episode; without a tokenizer it is only looked at, and nothing is made ready."""
     section = config.env
     if section.name:
         return _named_environment(config, tokenizer)
@@ -162,7 +163,7 @@ def _maker(config: Config | EvaluationConfig, tokenizer: Any) -> Callable[[], En
     from whet.reward.sandbox.requirement import require_isolation
 
     require_isolation(config.sandbox.require)
-    batch = getattr(config, "batch", None)
+    batch = None if tokenizer is None else getattr(config, "batch", None)
     return tool_environment(
         section.tools,
         sandboxed=section.sandboxed,
