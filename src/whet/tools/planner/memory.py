@@ -339,6 +339,9 @@ def _moments(work: Workload, gradients: Sequence[MemoryLine]) -> Iterator[_Momen
 def _activations(work: Workload, whose: str, tokens: int) -> Part:
     saved, words = saved_bytes_per_token(work)
     layers = work.shape.layers
+    if work.on_cpu and work.path_keys:  # without kernels for ragged rows each branch has a copy of its path
+        saved += work.path_keys * 2 * work.shape.heads * work.shape.head_size * _product_bytes(work)
+        words = f"{words} + {work.path_keys:.1f} keys and values of paths x H D x {_product_bytes(work)}"
     formula = f"S = {tokens:,} tokens x L = {layers} x ({words} = {saved:,.0f} bytes)"
     return f"{whose}activations, recompute={work.recompute}", tokens * layers * saved, formula
 

@@ -155,8 +155,28 @@ class Workload:
         The tree that shares the least: it branches behind every turn from the first on, until it has its leaves, and
         its turns are of one length. Then min(width^d, leaves) branches have a turn d.
         """
-        branches = sum(min(self.branch_width**turn, self.leaves) for turn in range(min(self.turns, 64)))
-        return (branches + self.leaves * max(0, self.turns - 64)) / (self.turns * self.leaves)
+        return sum(self._branches) / (self.turns * self.leaves)
+
+    @property
+    def _branches(self) -> list[int]:
+        """Of every turn."""
+        early = [min(self.branch_width**turn, self.leaves) for turn in range(min(self.turns, 16))]
+        return early + [self.leaves] * (self.turns - len(early))
+
+    @property
+    def path_keys(self) -> float:
+        """Keys that the branches of a tree see, each its whole path, per token of the tree; 0 where there is none."""
+        of_turn, episodes = self._branches, self.prompts_per_rank * self.group_size // self.leaves
+        flat = self.prompts_per_rank * self.prompt_tokens + episodes * self.leaves * self.completion_tokens
+        if self.updates > self.epochs or not is_worthwhile(
+            round(flat - (1 - self.computed_share) * episodes * self.leaves * self.completion_tokens), flat
+        ):
+            return 0.0
+        forks = [turn for turn in range(1, self.turns) if of_turn[turn] > of_turn[turn - 1]]
+        ends = [*forks[1:], self.turns]
+        stops = [self.prompt_tokens + self.completion_tokens * end / self.turns for end in ends]
+        keys = sum(of_turn[turn] * stop for turn, stop in zip(forks, stops, strict=True))
+        return keys / (self.completion_tokens * self.leaves * self.computed_share)
 
     @property
     def rollout(self) -> RolloutShape:
