@@ -226,7 +226,7 @@ def test_no_rule_is_too_strange_to_draw(rule):
 
 
 def test_an_edge_between_any_two_probes_is_found():
-    rule = AXES["clip"]["ppo_clip"](0.2, 0.3)
+    rule = PPOClip(0.2, 0.3)
     for grid in ([1.1, 1.4], [1.1, 1.2, 1.4], [1.1, 1.4, 1.5]):
         assert plots._edges(rule, 1.0, grid, 0.5) == pytest.approx([1.3])
     assert plots._edges(rule, -1.0, [0.7, 0.9], 0.5) == pytest.approx([0.8])
