@@ -52,7 +52,7 @@ TORCH = str(Path(torch.__file__).parent)
 PACKAGE = Path(__file__).parents[2]
 # a main thread that stands still there waits for other ranks or for a device, not for a reward or an environment
 WAITING = (TORCH, *(str(PACKAGE / room) for room in ("training", "model")))
-TOLD = 5.0  # seconds that a rank looks for the first one before it says so
+NOTICE_AFTER = 5.0  # seconds that a rank looks for the first one before it says so
 HEARD = 3.0  # seconds that a rank which fails waits until the first one knows why
 POLL = 0.02
 MOST_SHOWN = 3  # differences in a message
@@ -351,7 +351,7 @@ def _meeting_point(launch: Launch, patience: float) -> Any:
 def _await_keeper(launch: Launch, patience: float) -> None:
     """Wait until somebody answers at the meeting point. torch's own store waits more than twice as long as it is told,
     and then prints its stack."""
-    start, waited, is_told = time.monotonic(), 0.0, False
+    start, waited, has_spoken = time.monotonic(), 0.0, False
     while True:
         try:
             socket.create_connection((launch.address, launch.port), timeout=max(POLL, patience - waited)).close()
@@ -363,10 +363,10 @@ def _await_keeper(launch: Launch, patience: float) -> None:
                     f"rank {launch.rank} found nobody at {launch.address}:{launch.port} in {patience:g} s; start rank "
                     "0 there, or correct MASTER_ADDR and MASTER_PORT"
                 ) from error
-        if waited > TOLD and not is_told:
-            is_told = True
+        if waited > NOTICE_AFTER and not has_spoken:
+            has_spoken = True
             logger.warning("rank %s waits for rank 0 at %s:%s", launch.rank, launch.address, launch.port)
-        time.sleep(10 * POLL if is_told else POLL)
+        time.sleep(10 * POLL if has_spoken else POLL)
 
 
 class RankGroup:
