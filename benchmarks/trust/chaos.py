@@ -446,6 +446,7 @@ DROPPED = {
     "started",
     "finished",
     "seconds",
+    "start_up",
     "memory",
     "date",
     "timeline",
