@@ -35,7 +35,7 @@ from mutant_places import Mutant, Tree, all_mutants, drawn, from_record
 from results_file import add_results_flag, write_results
 
 ROOT = Path(__file__).resolve().parents[1]
-LEFT_OUT = (".git", ".venv", "runs", "__pycache__", ".mypy_cache")
+LEFT_OUT = {".git", ".venv", "runs", ".mypy_cache"}  # of the tree's own folder: benchmarks/runs is read by tests
 WAITS = 20  # times its processor time after which a mutant of import time hangs
 
 
@@ -186,7 +186,7 @@ def run(samples: dict[int, Mutant], root: Path, scratch: Path, lines: Path, opti
                 file.write(json.dumps({"number": number, "state": "gone", "note": why}) + "\n")
     present = {number: place for number, (place, _) in places.items() if place is not None}
     copy = scratch / "tree"
-    shutil.copytree(root, copy, ignore=shutil.ignore_patterns(*LEFT_OUT))
+    shutil.copytree(root, copy, ignore=lambda at, _: LEFT_OUT if Path(at) == root else {"__pycache__"})
     forked = {number: each for number, each in present.items() if not each.at_import}
     if forked:
         run_forks(forked, copy, scratch, lines, options)

@@ -121,6 +121,9 @@ def test_spread_of_a_flat_tensor():
     assert float(spread(double(5.0, 5.0 + 1e-7))[1]) == 0.0
     assert [float(each) for each in spread(double(4.0))] == [4.0, 0.0]
     assert [float(each) for each in spread(torch.zeros(0))] == [0.0, 0.0]
+    # twice 1, once 4: a mean of 2, and (2 * 1 + 4) / (3 - 1)
+    weighed = spread(double(1.0, 4.0, 9.0), double(2.0, 1.0, 0.0))
+    assert [float(each) for each in weighed] == pytest.approx([2.0, math.sqrt(3)])
 
 
 def test_leave_one_out_and_length_weighted_mean_by_hand():

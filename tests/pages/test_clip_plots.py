@@ -223,3 +223,10 @@ def test_no_rule_is_too_strange_to_draw(rule):
     lines = plots.clip_text(rule).splitlines()
     assert len(lines) == plots.TEXT_ROWS + 4 and any("*" in line for line in lines[1:-2])
     assert ElementTree.fromstring(plots.rule_plot(rule)).tag.endswith("svg")
+
+
+def test_an_edge_between_any_two_probes_is_found():
+    rule = PPOClip(0.2, 0.3)
+    for grid in ([1.1, 1.4], [1.1, 1.2, 1.4], [1.1, 1.4, 1.5]):
+        assert plots._edges(rule, 1.0, grid, 0.5) == pytest.approx([1.3])
+    assert plots._edges(rule, -1.0, [0.7, 0.9], 0.5) == pytest.approx([0.8])

@@ -22,12 +22,13 @@ from whet.rollout.prompt_order import PromptOrder
 from whet.rollout.torch_engine import TorchEngine
 from whet.training import rl
 from whet.training import update as update_module
+from whet.training.distributed.ranks import ALONE, Ranks
 from whet.training.optimizer import adamw, optimizer_tensors, restore_optimizer, scheduled_rate
 from whet.training.rl import RLModels, RLTrainer, minibatches
 from whet.training.run import RunFailed
 from whet.training.sections import BatchSection, OptimizerSection, RowsSection
 from whet.training.sft import SFTTrainer
-from whet.training.update import NoGradient, NotFinite, TrainState, token_scores, update
+from whet.training.update import NoGradient, NotFinite, TrainState, token_scores, top_scores, update
 from whet.types import Encoded, Extras, Prompt, Sampling, TokenBatch
 
 BUDGET = 8
@@ -461,6 +462,28 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights(model, batch, field,
         attempt(model, broken)
     assert 2 in error.value.rows and len(error.value.rows) < 6
     assert all(torch.equal(before[name], parameter) for name, parameter in model.named_parameters())
+
+
+class AllOnTheFirst(Ranks):
+    """Two ranks, of which the second has no rows."""
+
+    def shares(self, costs, families=None):
+        return [list(range(len(costs))), []]
+
+    def most(self, count):
+        return max(count, 1)
+
+    def sum_tensor(self, tensor):
+        return tensor
+
+
+def test_a_rank_without_rows_scores_chosen_tokens_for_nothing(llama, batch):
+    found = [
+        top_scores(causal_lm(llama), batch, 1.0, 10_000, 3, batch.teacher_top, ranks)
+        for ranks in (ALONE, AllOnTheFirst(0, 2), AllOnTheFirst(1, 2))
+    ]
+    assert found[0][1].any() and all(torch.equal(one, two) for one, two in zip(found[0], found[1], strict=True))
+    assert not any(values.any() for values in found[2])
 
 
 def test_diverged_weights_are_told_apart(model, batch):

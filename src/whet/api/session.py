@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from whet.training.distributed.rank_group import RankGroup
     from whet.training.distributed.ranks import Ranks
 
+YOUNG = 20_000  # objects that come to stay before they are looked through
 MADE_BY_FIRST = (("data", "source"), ("eval", "source"), ("model", "name"))  # where what was given from Python lies
 
 
@@ -105,6 +106,10 @@ class TrainingSession:
         if not self.is_first:
             assert self.group is not None
             self._stack.enter_context(_output_in_log(folder, self.group, streams))
+
+    def collect_seldom(self) -> None:
+        """Look for garbage seldom from here to the end of the session."""
+        self._stack.enter_context(gc_seldom())
 
     def init_process_group(self, config: Config) -> Ranks:
         """The ranks with a process group on their devices."""
@@ -259,11 +264,29 @@ def begin_cuda(config: Config) -> None:
 
 @contextlib.contextmanager
 def gc_disabled() -> Iterator[None]:
-    """Without garbage collection: while transformers is imported it finds nothing, and costs tenths of a second."""
+    """Without garbage collection: while transformers is imported it finds nothing, and costs tenths of a second.
+
+    What is left is looked through once, for what trials and a loader leave in cycles may hold a model's memory; then it
+    is left alone, torch's half a million objects too.
+    """
     was_on = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if was_on:
+            gc.collect()
+            gc.freeze()
             gc.enable()
+
+
+@contextlib.contextmanager
+def gc_seldom() -> Iterator[None]:
+    """Look for garbage seldom: little of it is in cycles, and the device waits. Afterwards as usual, and everywhere."""
+    thresholds = gc.get_threshold()
+    gc.set_threshold(YOUNG, *thresholds[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()

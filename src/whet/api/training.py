@@ -310,6 +310,7 @@ def _run(session: TrainingSession, files: RunFiles, rewards: Any, callbacks: Seq
     if not session.is_first:
         return _run_silently(session, files, rewards)
 
+    imports = time.monotonic() - begun
     config, folder, group = files.config, files.folder, session.group
     display, record, summary, first, opened = None, None, {}, _FirstStep(), contextlib.ExitStack()
     trackers: Trackers | None = None
@@ -334,6 +335,7 @@ def _run(session: TrainingSession, files: RunFiles, rewards: Any, callbacks: Seq
         followers = [follower for follower in (display, *callbacks, *reviewers, trackers) if follower is not None]
         everyone = [first, *followers]
         start_up = time.monotonic() - begun
+        session.collect_seldom()
         with crash_reporter(folder) as let_go:
             if group is not None:
                 group.share_watch()
@@ -377,6 +379,7 @@ def _run(session: TrainingSession, files: RunFiles, rewards: Any, callbacks: Seq
         assert assembly is not None
         ending = {
             **_ending(outcome, start_up),
+            "start_up": {"imports": imports, **assembly.seconds},
             "models": _models(folder),
             "memory": _peak_memory(assembly.trainer.model),
             **processes,

@@ -54,6 +54,17 @@ def test_the_last_written_run_is_read_first_and_the_others_when_there_is_time(tm
     assert len(known.known()) == 5
 
 
+def test_a_finished_run_that_has_not_changed_is_not_read_again(tmp_path, monkeypatch):
+    MadeRun(tmp_path / "run").step(2).finish()
+    (run,) = found_folders(tmp_path).values()
+    read: list[str] = []
+    read_one = glance_module.run_glance
+    monkeypatch.setattr(glance_module, "run_glance", lambda run: read.append(run.name) or read_one(run))
+    known = RunGlances()
+    known.update([run])
+    assert known.read() == 0 and known.one(run).status == "finished" and read == ["run"]
+
+
 def test_a_row_says_when_its_run_began_where_that_is_known(tmp_path):
     (run,) = glances(tmp_path, 1)
     known, unknown = runs_page.row(run), runs_page.row(replace(run, started=0.0))
