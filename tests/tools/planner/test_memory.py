@@ -189,6 +189,8 @@ def test_leaves_that_share_their_beginnings_count_once(turns, width, leaves):
     computed = shared_prefix_batch(tokens, action, deep=True).size
     assert len(rows) == leaves and work.computed_share < 1
     assert work.pass_tokens == pytest.approx(computed, abs=leaves)  # nothing is predicted from a row's last token
+    assert (work.path_keys > 1) is (work.pass_tokens < 40 + leaves * (24 * turns - 1))
+    assert replace(work, leaves=1).path_keys == 0
     # several updates shuffle the rows, and then few share anything
     assert replace(work, updates=2).pass_tokens > computed / 2
     assert memory_plan(work, H200).rows == 16 * -(-leaves // 16)  # the sampler has a row for each leaf

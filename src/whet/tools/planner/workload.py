@@ -9,7 +9,6 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from whet.data.prefix_tree import is_worthwhile
 from whet.record.speed import RolloutShape
 from whet.tools.planner.shapes import ModelShape
 from whet.types import WhetError, did_you_mean
@@ -168,7 +167,7 @@ class Workload:
         """Keys that the branches of a tree see, each its whole path, per token of the tree; 0 where there is none."""
         of_turn, episodes = self._branches, self.prompts_per_rank * self.group_size // self.leaves
         flat = self.prompts_per_rank * self.prompt_tokens + episodes * self.leaves * self.completion_tokens
-        if self.updates > self.epochs or not is_worthwhile(
+        if self.updates > self.epochs or not _is_made(
             round(flat - (1 - self.computed_share) * episodes * self.leaves * self.completion_tokens), flat
         ):
             return 0.0
@@ -238,7 +237,7 @@ class Workload:
         most, prompt = self.micro_batch_tokens, self.prompt_tokens
         every = prompts * prompt + rows * own
         tree = prompts * prompt + round(rows * own * self.computed_share)
-        every = tree if together and is_worthwhile(tree, every) else every
+        every = tree if together and _is_made(tree, every) else every
         if not self.full_rows:
             first = min(every, max(most, prompt + own))
             return first, min(first, every - first)
@@ -260,3 +259,10 @@ class Workload:
             return self.shape.adapter_weights(self.lora_rank)
         unused = 0 if self.has_head or self.shape.tied else self.shape.vocabulary_weights
         return self.shape.weights - unused
+
+
+def _is_made(tree: int, flat: int) -> bool:
+    """Whether a trainer lays rows out as a tree of so many tokens, where shared prompts alone leave `flat`."""
+    from whet.data.prefix_tree import is_worthwhile  # needs numpy
+
+    return tree < flat and is_worthwhile(tree, flat)
