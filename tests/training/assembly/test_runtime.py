@@ -116,5 +116,5 @@ def test_with_adapters_the_reference_is_the_base_unless_both_are_asked_in_one_pa
     assert isinstance(references.build_reference(config, runtime, "frozen", {"ref_logp"}), AdapterFreeReference)
     with pytest.raises(WhetError, match="grpo asks policy and reference in one pass"):
         references.build_reference(config, runtime, "frozen", {"divergence"})
-    with pytest.raises(WhetError, match="objective.reference=ema moves the reference"):
+    with pytest.raises(WhetError, match=r"objective\.reference=ema moves the reference"):
         references.build_reference(config, runtime, "ema")
