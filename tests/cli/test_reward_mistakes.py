@@ -5,6 +5,7 @@ from typer.testing import CliRunner
 
 from tests.support.for_every import for_every
 from whet.cli.reward import reward_app
+from whet.tools.workbench.workbench import reward_parts
 from whet.training.assembly.rewards import build_reward_parts
 from whet.training.config import resolved
 from whet.types import WhetError
@@ -45,3 +46,9 @@ def test_defences_of_older_configs_are_read_as_what_took_their_place():
 def test_two_parts_of_one_name_are_refused(names):
     done = CliRunner().invoke(reward_app, ["test", *names, "--data", "task:arithmetic", "--limit", "2"])
     assert isinstance(done.exception, WhetError) and "two rewards are called" in str(done.exception)
+
+
+@pytest.mark.parametrize(("more", "settings"), [(["exact_answer"], None), ([], {"bonus": 1})])
+def test_a_config_of_a_reward_stands_alone(more, settings):
+    with pytest.raises(WhetError, match=r"reward.toml is a config with all its parts; give it alone"):
+        reward_parts(["reward.toml", *more], settings)

@@ -192,6 +192,9 @@ def test_a_text_is_completed(tokenizer):
             part.choices[0].text for part in client.completions.create(model="scripted", prompt="Once", stream=True)
         ]
         assert "".join(pieces) == " and so on; END of it"
+        for asked in (True, False):
+            _, answer = ask(address, "/v1/completions", {"prompt": "Once", "return_token_ids": asked})
+            assert ("token_ids" in answer["choices"][0]) is asked
         for body, says in (({"prompt": ""}, "no text and no list"), ({"prompt": "a", "echo": True}, "echo")):
             status, answer = ask(address, "/v1/completions", body)
             assert status == 400 and says in answer["error"]["message"]

@@ -614,6 +614,7 @@ def test_kl_values():
     assert K3Old(0.1).weight(u, ratio).tolist() == pytest.approx([0.0, 0.1, -0.05])
     assert K3Old().value(u, ratio).tolist() == pytest.approx([0.0, 1 - math.log(2), -0.5 + math.log(2)])
     assert AbsoluteOld(0.1).weight(u, ratio).tolist() == pytest.approx([0.0, 0.1, -0.1])
+    assert PRESETS["kl_cov"].objective.kl == AbsoluteOld()  # its beta is the paper's
     assert K2Old(0.1).weight(u, ratio).tolist() == pytest.approx([0.0, 0.1 * math.log(2), -0.1 * math.log(2)])
     whole = double([1.0, 2.0, 4.0], [1.0, 0.5, 2.0])  # log r of the completions: 3 log 2, and 0
     assert K2OldCompletion(0.1).weight(u, whole).tolist() == near([[0.3 * math.log(2)] * 3, [0.0] * 3])

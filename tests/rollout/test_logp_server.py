@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import pytest
 
-from whet.rollout.logp_server import logp_server, probed, question
+from whet.rollout.logp_server import PROBED, logp_server, probe_tokens, probed, question
 from whet.types import RunFailed, WhetError
 
 SIZE = 60
@@ -159,3 +159,9 @@ def test_scores_that_are_no_numbers_end_the_run():
 def test_a_server_is_asked_for_no_more_than_is_read():
     assert [question("m", (5, 9), top, "echo")["logprobs"] for top in (0, 1, 5)] == [1, 1, 5]
     assert [question("m", (5, 9), top, "prompt_logprobs")["prompt_logprobs"] for top in (0, 5)] == [0, 5]
+
+
+def test_probes_are_spread_over_the_vocabulary_and_never_behind_it():
+    probes = probe_tokens(range(1000))
+    assert (probes[0], probes[-1], len(probes)) == (0, 999, PROBED + 1)
+    assert probe_tokens(range(3)) == [0, 1, 2]

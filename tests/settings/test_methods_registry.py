@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import ClassVar
 
 import pytest
@@ -427,3 +428,9 @@ def test_the_rule_of_the_example_is_what_it_says():
     assert good[0].tolist() == pytest.approx([0.4, 0.5, 0.65, 1, 1.2, 0.675, 0, 0], abs=1e-12)
     assert bad[0].tolist() == pytest.approx([0, 0, 0.325, 1, 1.2, 1.35, 1.5, 2], abs=1e-12)
     assert isinstance(registry.lookup("preset", "tapered_grpo"), Preset)
+
+
+def test_what_a_file_defines_is_offered_and_no_class_as_a_reward():
+    module = ModuleType("mine")
+    exec("from json import dumps\ndef pays(): pass\ndef _hidden(): pass\nclass Game: pass\nLIMIT = 3", vars(module))
+    assert [registry._defined(module, what) for what in ("reward", "environment")] == [["pays"], ["Game", "pays"]]

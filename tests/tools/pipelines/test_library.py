@@ -196,6 +196,9 @@ def test_a_training_has_a_time_where_rates_were_measured_and_none_on_a_cpu():
     assert training_seconds(resolved("grpo", {"model": {"device": "cpu"}}), 10) is None
     timed = Stage("rl", "", print, plan=StagePlan({"start": "base"}, "model", StageCost(updates=10, seconds=90.0)))
     assert any(line.endswith("1 min 30 s") for line in plan_lines([timed])) and "time" in plan_lines([timed])[0]
+    sampling = Stage("draw", "", print, plan=StagePlan({}, "rows", StageCost(completions=2, sampled_tokens=64)))
+    at_most = "tokens sampled are at most: every completion as long as its budget"
+    assert at_most in plan_lines([timed, sampling]) and at_most not in plan_lines([timed])
 
 
 def test_runs_of_words_in_common():

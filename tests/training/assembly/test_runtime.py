@@ -8,6 +8,7 @@ import pytest
 
 import whet
 from whet.model.block import NotDescribed
+from whet.model.reference import AdapterFreeReference
 from whet.training.assembly import references, runtime
 from whet.training.assembly.assembly import assemble
 from whet.training.assembly.engines import thread_choice
@@ -108,3 +109,12 @@ def test_a_reference_is_read_from_its_own_source_or_from_the_policys(monkeypatch
         with references.build_reference(config, runtime, "frozen").open():
             pass
     assert sources == ["whetstone", "elsewhere"]
+
+
+def test_with_adapters_the_reference_is_the_base_unless_both_are_asked_in_one_pass():
+    config, runtime = resolved("grpo", {"model": {"lora": 2}}), SimpleNamespace(policy=None, shards=None)
+    assert isinstance(references.build_reference(config, runtime, "frozen", {"ref_logp"}), AdapterFreeReference)
+    with pytest.raises(WhetError, match="grpo asks policy and reference in one pass"):
+        references.build_reference(config, runtime, "frozen", {"divergence"})
+    with pytest.raises(WhetError, match=r"objective\.reference=ema moves the reference"):
+        references.build_reference(config, runtime, "ema")
