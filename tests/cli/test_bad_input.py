@@ -242,6 +242,7 @@ def test_what_is_neither_a_list_nor_a_file_is_refused_in_one_line(capsys, monkey
         (("train", "dpo", "--set", "imports=1.5"), "imports"),
         (("train", "grpo", "--set", "model.chat_template=/dev/zero"), "cannot be read"),
         (("reward", "review", "\ud800"), "is no path"),
+        (("report", "\ud800"), "not a run folder"),
     ):
         code, out, err = whet(capsys, *words)
         assert code == 2 and out == "" and said in err and len(err.strip().splitlines()) == 1, (words, err)

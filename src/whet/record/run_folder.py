@@ -117,7 +117,7 @@ def remove_run(folder: Path) -> None:
 
 def was_cut_off(folder: Path, before_config: Sequence[str]) -> bool:
     """Whether all that a folder holds was made by a process that was killed before its config was there."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):  # a name that is no text is no folder
         names = {path.name for path in folder.iterdir()}
         return names <= {LOCK, *before_config} and (folder / LOCK).read_text(errors="replace") == WAS_EMPTY
     return False
