@@ -42,7 +42,7 @@ from run_archive import ARCHIVES, PlannedRun, evaluations, make_runs, read_archi
 from whet.record.metrics.intervals import share_interval
 from whet.settings.layers import flattened, merged, read_toml
 
-STEPS = 50
+STEPS, EVALS = 50, 2  # of a run, and evaluations after its start
 EVAL_PROMPTS = 300
 RECIPES = {
     run: read_toml(ROOT / "recipes" / f"agent_{run}.toml") for run in ("calculator", "python", "search", "bfcl", "game")
@@ -88,7 +88,7 @@ def planned(
                 "model": {"name": model},
                 "steps": steps,
                 "seed": seed,
-                "eval": {"every": -(-steps // 2), "prompts": EVAL_PROMPTS},
+                "eval": {"every": -(-steps // EVALS), "prompts": EVAL_PROMPTS},
                 "report": {"save": "weights", "save_every": 10**9, "weights_dtype": "bf16"},
             }
             given = merged(given, settings_of(run, data, folder / "data"))
@@ -123,22 +123,26 @@ def summary(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def outcome(members: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Means over the seeds; intervals are of the prompts of all seeds together."""
-    made = [record for record in members if len(evaluations(record)) > 1]
+    made = [record for record in members if len(evaluations(record, "reward")) > 1]
     failed = [record["error"] for record in members if record["error"]]
     if not made:
         return {"seeds": 0, "failed": failed or ["no evaluation"]}
-    values: dict[str, Any] = {"seeds": len(made), "steps": evaluations(made[0])[-1][0]}
+    values: dict[str, Any] = {"seeds": len(made), "steps": evaluations(made[0], "reward")[-1][0]}
+    # a reward in fractions is an accuracy only where every episode happened to get all or nothing
+    is_share = all(len(evaluations(record)) == len(evaluations(record, "reward")) for record in made)
     prompts = sum(next(line["size"] for line in record["lines"] if line.get("eval") == "eval") for record in made)
     for when, position in (("before", 0), ("after", -1)):
-        accuracy = fmean(evaluations(record)[position][1] for record in made)
-        low, high = share_interval(accuracy, prompts)
-        values[when] = {"accuracy": accuracy, "low": low, "high": high}
+        values[when] = {}
+        if is_share:
+            accuracy = fmean(evaluations(record)[position][1] for record in made)
+            low, high = share_interval(accuracy, prompts)
+            values[when] = {"accuracy": accuracy, "low": low, "high": high}
         for metric in ("reward", "tool_calls", "turns", "truncated", "requests_met"):
             curves = [evaluations(record, metric) for record in made]
             if all(curves):
                 values[when][metric] = fmean(curve[position][1] for curve in curves)
     values["prompts"] = prompts
-    values["each_seed"] = [[value for _, value in evaluations(record)] for record in made]
+    values["each_seed"] = [[value for _, value in evaluations(record, "reward")] for record in made]
     for when, part in (("first_steps", slice(0, 5)), ("last_steps", slice(-5, None))):
         values[when] = episodes([line for record in made for line in _steps(record)[part]])
     values["seconds"] = fmean(record["wall_s"] for record in made)
@@ -169,19 +173,20 @@ def table(values: Mapping[str, Any]) -> str:
     """One line a run."""
     lines = [
         f"{'run':11}{'before':>8}{'after':>8}  {'95%':15}{'reward':>16}{'calls':>14}{'failed':>14}"
-        f"{'cut':>14}{'seconds':>9}  seeds"
+        f"{'cut':>14}{'steps':>7}{'seconds':>9}  seeds"
     ]
     for run, result in values.items():
         if "after" not in result:
             lines.append(f"{run:11} failed: {result['failed'][0]}")
             continue
         before, after, first, last = (result[key] for key in ("before", "after", "first_steps", "last_steps"))
-        interval = f"{after['low']:.1%} to {after['high']:.1%}"
+        shares = [f"{result[when]['accuracy']:.1%}" if "accuracy" in after else "-" for when in ("before", "after")]
+        interval = f"{after['low']:.1%} to {after['high']:.1%}" if "accuracy" in after else ""
         moved = [f"{first[key]:.2f} -> {last[key]:.2f}" for key in ("calls", "failed_calls", "truncated")]
         reward = f"{before['reward']:.3f} -> {after['reward']:.3f}"
         lines.append(
-            f"{run:11}{before['accuracy']:8.1%}{after['accuracy']:8.1%}  {interval:15}{reward:>16}"
-            f"{''.join(f'{text:>14}' for text in moved)}{result['seconds']:9.0f}  {result['seeds']}"
+            f"{run:11}{shares[0]:>8}{shares[1]:>8}  {interval:15}{reward:>16}"
+            f"{''.join(f'{text:>14}' for text in moved)}{result['steps']:7}{result['seconds']:9.0f}  {result['seeds']}"
         )
     return "\n".join(lines)
 

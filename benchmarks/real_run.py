@@ -78,11 +78,16 @@ def settings_of(run: str, data: Path, folder: Path, tiny: bool) -> list[str]:
 
 def measured(command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> dict[str, Any]:
     """One run: its wall time, the seconds of its phases, its evaluations."""
-    began = time.monotonic()
-    done = subprocess.run(command, env=dict(environment), check=False)
+    began, log = time.monotonic(), folder / "metrics.jsonl"
+    process = subprocess.Popen(command, env=dict(environment))
+    written: list[float] = []  # seconds after which each line of the log was there
+    while process.poll() is None:
+        time.sleep(0.05)
+        count = log.read_bytes().count(b"\n") if log.exists() else 0
+        written += [time.monotonic() - began] * (count - len(written))
     wall = time.monotonic() - began
-    if done.returncode:
-        raise SystemExit(f"the run ended with {done.returncode}; its folder is {folder}")
+    if process.returncode:
+        raise SystemExit(f"the run ended with {process.returncode}; its folder is {folder}")
     summary = json.loads((folder / "run.json").read_text("utf-8"))
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
     seconds = {phase: float(took) for phase, took in summary["seconds"].items()}
@@ -100,15 +105,17 @@ def measured(command: Sequence[str], folder: Path, environment: Mapping[str, str
         "rollout_tokens_per_s": tokens / seconds["rollout"] if seconds.get("rollout") else 0.0,
         "before": summary.get("before"),
         "after": summary.get("after"),
-        "evaluations": evaluations(lines, seconds.get("start_up", 0.0)),
+        "end_s": wall - written[-1],  # behind the last evaluation: the last save, the report, the end of Python
+        "saving": summary.get("saving"),
+        "start_up": summary.get("start_up"),
+        "evaluations": evaluations(lines, written),
     }
 
 
-def evaluations(lines: Sequence[Mapping[str, Any]], start_up: float) -> list[dict[str, float]]:
+def evaluations(lines: Sequence[Mapping[str, Any]], written: Sequence[float]) -> list[dict[str, float]]:
     """Held-out accuracy with its interval, against the seconds since the command was given."""
-    elapsed, measured = start_up, []
-    for line in lines:
-        elapsed += sum(line["seconds"].values())
+    measured = []
+    for line, elapsed in zip(lines, written, strict=False):
         if "eval" in line and line["result"].get("accuracy") is not None:
             accuracy, prompts = line["result"]["accuracy"], line["size"]
             low, high = share_interval(accuracy, prompts)
@@ -145,6 +152,7 @@ def table(records: Mapping[str, Mapping[str, Any]]) -> str:
     rows = [["share of the wall time", *records]]
     rows += [[phase, *(f"{r['shares'].get(phase, 0.0):.1%}" for r in records.values())] for phase in phases]
     rows.append([" + ".join(WORK), *(f"{record['work_share']:.1%}" for record in records.values())])
+    rows.append(["the end", *(f"{record['end_s']:.1f} s" for record in records.values())])
     rows.append(["wall", *(f"{record['wall_s']:.0f} s" for record in records.values())])
     rows.append(["a step", *(f"{record['wall_s'] / max(1, record['steps']):.2f} s" for record in records.values())])
     rows.append(["rollout tokens/s", *(f"{record['rollout_tokens_per_s']:,.0f}" for record in records.values())])

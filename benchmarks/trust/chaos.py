@@ -71,7 +71,9 @@ def meet_fault():
     """Do what was left here for this process, once."""
     if os.path.exists(HERE + "/armed.py"):
         os.rename(HERE + "/armed.py", HERE + "/fired.py")
-        exec(open(HERE + "/fired.py").read(), globals())
+        with open(HERE + "/fired.py") as file:  # closed: warnings may be errors by now
+            code = file.read()
+        exec(code, globals())
 '''
 REWARDS = f"""{ARMING}
 def mine(completion):
@@ -444,6 +446,7 @@ DROPPED = {
     "started",
     "finished",
     "seconds",
+    "start_up",
     "memory",
     "date",
     "timeline",
@@ -471,8 +474,12 @@ def content(folder: Path, is_exact: bool = True) -> dict[str, str]:
 def _digest(path: Path, is_exact: bool) -> str:
     if path.name == "report.html":
         from whet.pages.run_report import html_report
+        from whet.types import WhetError
 
-        return "as its folder" if path.read_text() == html_report(path.parent) else "not as its folder"
+        try:
+            return "as its folder" if path.read_text() == html_report(path.parent) else "not as its folder"
+        except WhetError:  # a log of it is damaged
+            return "of a damaged folder"
     if path.name == "pipeline.html":
         return "finished" if "finished" in path.read_text() else "unfinished"
     if path.name == "review.html":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -61,18 +62,7 @@ def side_by_side(
             except BaseException as error:
                 fail(error)
 
-    threads: list[Thread] = []
-    for number in range(min(most, len(jobs)) - 1):
-        late = threading.Event()
-        name = f"{threading.current_thread().name} {number + 2}"
-        thread = Thread(target=work, args=(late,), name=name, daemon=True)
-        try:
-            thread.start()
-        except (MemoryError, RuntimeError):  # RuntimeError: the system gives no more threads
-            late.set()  # one that begins after all takes no job
-            threads += [thread] if thread.is_alive() else []
-            break
-        threads.append(thread)
+    threads, _ = _started(work, min(most, len(jobs)) - 1, f"{threading.current_thread().name} beside")
     try:
         work(threading.Event())
     except BaseException as error:  # an interruption between two jobs
@@ -82,3 +72,46 @@ def side_by_side(
     if errors:
         raise errors[0]
     return [results[number] for number in range(len(jobs))]
+
+
+def in_threads(jobs: Sequence[Callable[[], T]], most: int, name: str) -> list[Future[T]]:
+    """What the jobs will return, done in this order by up to `most` threads; fewer where no more can be started.
+
+    Nobody waits for the threads, not even the end of the process: whoever needs no more cancels what has not begun.
+    """
+    futures: list[Future[T]] = [Future() for _ in jobs]
+    waiting = deque(zip(futures, jobs, strict=True))
+
+    def work(late: threading.Event) -> None:
+        while not late.is_set():
+            try:
+                future, job = waiting.popleft()
+            except IndexError:
+                return
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(job())
+                except BaseException as error:
+                    future.set_exception(error)
+
+    threads, error = _started(work, min(max(1, most), len(jobs)), name)
+    if error is not None and not threads:
+        raise error
+    return futures
+
+
+def _started(
+    work: Callable[[threading.Event], None], count: int, name: str
+) -> tuple[list[Thread], MemoryError | RuntimeError | None]:
+    """Threads that do `work` until its event is set, and why they are no more."""
+    threads: list[Thread] = []
+    for number in range(count):
+        late = threading.Event()
+        thread = Thread(target=work, args=(late,), name=f"{name} {number + 1}", daemon=True)
+        try:
+            thread.start()
+        except (MemoryError, RuntimeError) as error:  # RuntimeError: the system gives no more threads
+            late.set()  # one that begins after all takes no job
+            return [*threads, thread] if thread.is_alive() else threads, error
+        threads.append(thread)
+    return threads, None

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -264,9 +265,10 @@ class SessionShape:
 
 @dataclass(frozen=True)
 class Support:
-    """The tokens the sampler could have drawn at each action position, when it truncates the vocabulary."""
+    """The tokens the sampler could have drawn at each action position, when it truncates the vocabulary, or a grammar
+    does. Where more than half of it could be drawn, the others are named: as -2 - id. No ids: everything."""
 
-    ids: Tensor  # int32 [sum of counts], the kept token ids, position after position
+    ids: Tensor  # int32 [sum of counts], token ids, position after position
     counts: Tensor  # int32 [number of action tokens]
 
 
@@ -316,7 +318,7 @@ class Sample:
     ) -> Sample:
         return replace(self, parts=dict(parts), reward=reward, extra=dict(extra or {}), environment=None)
 
-    @property
+    @cached_property
     def num_actions(self) -> int:
         return int(self.action.sum())
 
@@ -362,7 +364,7 @@ class TokenBatch:
     teacher_logp: Tensor | None = None  # [N, T], of the teacher, which may have seen another context
     teacher_top: Tensor | None = None  # int32 [N, T, K], tokens that the policy is compared with its teacher on
     teacher_top_logp: Tensor | None = None  # [N, T, K], the teacher's log-probabilities of them
-    support: Tensor | None = None  # int32 [N, T, S], ids the sampler could draw, -1 padding
+    support: Tensor | None = None  # int32 [N, T, S], what the sampler could draw, as in `Support`; -1 padding
     entropy: Tensor | None = None  # [N, T], of the policy before the first update of this batch
     value: Tensor | None = None  # [N, T], the critic's, of the state before the token, before the first update
     parts: Tensor | None = None  # [N, K], each named reward; the first says whether the completion is right

@@ -5,7 +5,8 @@ import json
 from tests.support.commands import finished
 
 PROGRAM = """
-import json, sys
+import gc, json, sys
+gc.unfreeze()
 for name in [name for name in sys.modules if name.split(".")[0] == "whet"]:
     del sys.modules[name]  # torch and transformers stay: a run loads whet anew
 sys.argv = ["whet", "train", "grpo", "--steps", "1", "--folder", sys.argv[1]]
@@ -16,6 +17,7 @@ try:
     main()
 except SystemExit as ended:
     assert not ended.code
+assert gc.get_freeze_count() > 100_000  # what the interpreter need not look at again before it ends
 print(json.dumps([name for name in sys.modules if name.startswith("whet.")]), file=sys.stderr)
 """
 # the plan says whether the run fits on the device, the meter how much memory it took

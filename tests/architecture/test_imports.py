@@ -99,6 +99,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "training.distributed",
     ),
     "training.assembly": (
+        "threads",
         "types",
         "settings",
         "registry",
@@ -134,6 +135,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "tools": (),
     "tools.planner": (
         "types",
+        "data",
         "settings",
         "objective",
         "model",

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import tempfile
+
+import pytest
+from typer.core import TyperGroup
 
 from tests.support.for_every import for_every
-from whet.cli import _ending, app
+from whet.cli import Stopped, _ending, _fill_streams, app
 
 
 def ending(*words: str) -> tuple[int, str]:
@@ -56,6 +61,44 @@ def test_all_unknown_options_are_named_at_once(monkeypatch):
         "no such options: --learning_rate (give --set optimizer.learning_rate=VALUE), --wandb (give --set "
         "report.trackers=VALUE (wandb)), --gpuz, --foldr (did you mean --folder?); `"
     )
+
+
+def test_a_closed_stream_is_dev_null_and_no_file_of_a_run_gets_its_number(monkeypatch):
+    for name in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+    _fill_streams()
+    opened = (sys.stdin, sys.stdout, sys.stderr)
+    assert sys.stdin.read() == "" and print("nothing", file=sys.stdout, flush=True) is None
+    assert {os.readlink(f"/proc/self/fd/{stream.fileno()}") for stream in opened} == {os.devnull}
+    assert all(os.get_inheritable(stream.fileno()) for stream in opened)
+    for stream in opened:
+        stream.close()
+
+
+@for_every(["make_context", "invoke"])
+def test_an_interruption_says_so_while_options_are_read_too(method):
+    """typer makes a silent exit of it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TyperGroup, method, lambda *_, **__: (_ for _ in ()).throw(Stopped(signal.SIGTERM)))
+        assert ending("train", "grpo") == (143, "stopped by SIGTERM; nothing was changed")
+
+
+def test_a_working_folder_that_is_gone_is_named(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(FileNotFoundError) as raised:
+        os.getcwd()
+    line = "the folder that this command was started in is gone; `cd` into another one"
+    assert _ending(raised.value) == (1, line)
+    monkeypatch.chdir(tmp_path)
+    assert _ending(raised.value) != (1, line)
+
+
+def test_no_more_threads_is_said_with_the_fix(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    code, line = _ending(RuntimeError("can't start new thread"))
+    assert code == 1 and line.startswith("no more threads at ") and "; raise the limit (ulimit -u" in line
 
 
 def test_the_command_itself_ends_with_code_2_and_one_line():

@@ -93,9 +93,9 @@ def test_the_support_lies_at_the_action_positions():
     ]
 
 
-def test_truncated_and_whole_samples_do_not_mix():
-    with pytest.raises(ValueError, match="some without"):
-        token_batch([group("mixed", sample((1,), (2,), support=[(2, 3)]), sample((1,), (2,)))])
+def test_a_sample_without_a_support_could_draw_anything():
+    mixed = token_batch([group("mixed", sample((1,), (2,), support=[(2, 3)]), sample((1,), (2,)))])
+    assert mixed.support.tolist() == [[[-1, -1], [2, 3]], [[-1, -1], [-1, -1]]]
 
 
 @for_every([1, 7, 12, 30, 10_000])

@@ -15,6 +15,7 @@ from whet.data.chat import prompt_tokens
 from whet.envs.adapters.gym import StepEnvironment, gem_environment, gym_environment
 from whet.envs.adapters.shared import OwnRandom, seed_of
 from whet.envs.adapters.textarena import TextArenaGame
+from whet.envs.sections import OWN_TASKS, env_defaults
 from whet.rollout.episodes import EnvironmentRunner, EpisodeLimits
 from whet.types import Completion, Prompt, Sampling, StopReason, WhetError
 
@@ -63,6 +64,25 @@ class TestStepEnvironment:
         answer = env.step(Completion("a"))
         assert (answer.reward, answer.done) == (2.0, True)
 
+    def test_any_observation_can_be_read_as_json(self):
+        seen = {
+            "at": numpy.array([1, 2]),
+            "carries": numpy.int64(0),
+            "note": "caf\u00e9",
+            "parts": (numpy.float64(0.5),),
+        }
+        env = StepEnvironment(Counting((seen, 0.0, False, False, {})), observation="json")
+        assert env.start(prompt(7)).messages[0]["content"] == '"start 7"'
+        content = env.step(Completion("go")).messages[0]["content"]
+        assert content == '{"at": [1, 2], "carries": 0, "note": "caf\u00e9", "parts": [0.5]}'
+
+    def test_the_tasks_of_a_class_are_seeds_as_those_of_gymnasium_are(self):
+        name = f"{__name__}:Counting"
+        assert env_defaults({"env": {"name": name}}) == OWN_TASKS["gym"]
+        assert env_defaults({"env": {"name": name}, "data": {"source": "task:arithmetic"}}) == {}
+        assert env_defaults({"env": {"name": "examples/guessing.py:Guessing"}}) == {}
+        assert env_defaults({"env": {"name": "no_such.py:Game"}}) == {}
+
     def test_truncated_ends_the_episode_too(self):
         env = StepEnvironment(Counting(("over", 0.0, False, numpy.bool_(True), {})))
         env.start(prompt(1))
@@ -76,7 +96,7 @@ class TestStepEnvironment:
             (("seen", None, False, False, {}), "gave a reward of None; expected a number"),
             (
                 ([1], 1.0, False, False, {}),
-                "Counting.step gave a value of type list; expected text: give `observation`",
+                "Counting.step gave a value of type list; expected text: give env.settings.observation=",
             ),
             (("seen", 1.0), r"Counting.step gave a tuple of 2; expected \(observation, reward, terminated"),
             ("seen", "Counting.step gave a str; expected"),
@@ -189,12 +209,15 @@ class TestGymnasium:
         [
             (
                 {"id": "FrozenLake-v1"},
-                "observations are of the space Discrete, and a policy reads text; give observation",
+                "observations are of the space Discrete, and a policy reads text; give env.settings.observation=render",
             ),
             ({"id": "FrozenLake-v9"}, "the gym environment 'FrozenLake-v9' cannot be made: VersionNotFound"),
             ({"id": "CartPole-v1"}, "of the space Box"),
-            ({"id": "Pendulum-v1", "observation": str}, "its actions are of the space Box; give action, a function"),
-            ({"id": "FrozenLake-v1", "observation": "text"}, "observation is 'text'; give 'render', or a function"),
+            (
+                {"id": "Pendulum-v1", "observation": str},
+                "its actions are of the space Box; give env.settings.action=file.py:function",
+            ),
+            ({"id": "FrozenLake-v1", "observation": "text"}, "observation is 'text'; give env.settings.observation="),
             ({"id": "FrozenLake-v1", "observation": str, "actions": ["up"]}, "actions has 1 names, and its space 4"),
         ],
     )

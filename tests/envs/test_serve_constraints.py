@@ -14,15 +14,22 @@ import torch
 from tests.envs.test_agent import prompts
 from tests.support.packages import needs
 from tests.support.scripted import TOKEN, ScriptedEngine, ask, serving, tool_tokenizer
+from whet.data.packing import token_batch
 from whet.envs.serve import web
 from whet.envs.serve.agent import AgentLimits, AgentRunner
+from whet.envs.serve.calls import CallRecord
+from whet.envs.serve.constraints import Grammars
+from whet.envs.serve.request_queue import RequestQueue
+from whet.envs.serve.wire import parse_chat
 from whet.envs.tools.formats import call_format_of
 from whet.model.causal_lm import causal_lm
 from whet.model.load import load_model
+from whet.model.token_logp import token_logp
+from whet.rollout import scheduler
 from whet.rollout.sampling import draw
 from whet.rollout.torch_engine import TorchEngine
 from whet.training.assembly.serving import token_scorer
-from whet.types import Request, Sampling, SessionShape, StopReason, TokenConstraint
+from whet.types import Group, Prompt, Request, Sampling, SessionShape, StopReason, TokenConstraint
 
 pytestmark = needs("fastapi", "uvicorn")
 CHAT = "/v1/chat/completions"
@@ -155,8 +162,9 @@ def test_constrained_tokens_have_the_log_probabilities_they_were_drawn_with(engi
     assert free.token.item() == 2 and free.logp.item() == pytest.approx(-0.6931, abs=1e-3)
 
 
-@needs("llguidance")
-def test_a_constrained_completion_is_context_of_its_episode(engine):
+def through_a_grammar(engine, sampling):
+    """An episode whose first completion is JSON and whose second is free, with the notes of its runner."""
+
     async def play(client, row):
         messages = [{"role": "user", "content": "3+4"}]
         form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
@@ -173,20 +181,88 @@ def test_a_constrained_completion_is_context_of_its_episode(engine):
     runner = AgentRunner(engine, engine.tokenizer, "test:constrained", AgentLimits(), context=512, end_tokens=ends)
     made, tokens = prompts(engine.tokenizer, 1)
     try:
-        ((sample,),) = runner.play(made, tokens, 1, Sampling(60), (1,))
-        notes = runner.take_notes()
+        ((sample,),) = runner.play(made, tokens, 1, sampling, (1,))
+        return sample, runner.take_notes()
     finally:
         runner.close()
         del GIVEN["test:constrained"]
+
+
+def masks_of(engine, sample, turn):
+    """bool [tokens of the turn, V], as the grammar allows them, asked anew."""
+    grammars = Grammars(engine.tokenizer, (engine.tokenizer.eos_token_id,))
+    constraint, masks = grammars.constraint(grammars.of_answer(SCHEMA)), []
+    for token in sample.tokens[turn.start : turn.stop].tolist():
+        masks.append(torch.nn.functional.pad(constraint.allowed(), (0, engine.lm.vocabulary - len(engine.tokenizer))))
+        constraint.accept(token)
+    return torch.stack(masks)
+
+
+@needs("llguidance")
+@pytest.mark.parametrize("top_k", [0, 5])
+def test_a_constrained_completion_is_trained_among_what_the_grammar_allowed(engine, top_k):
+    sample, notes = through_a_grammar(engine, Sampling(60, top_k=top_k, keeps_support=True))
     assert notes.counts["constrained_calls"] == 1 and sample.returned == 1.0
-    assert [turn.role for turn in sample.turns] == ["prompt", "context", "user", "assistant"]
-    last = sample.turns[-1]
-    assert sample.action.nonzero()[:, 0].tolist() == list(range(last.start, last.stop))
-    # what is trained has the log-probabilities that the policy gives it, with the constrained text before it
-    with torch.no_grad():
-        logits = engine.lm.logits(engine.lm.hidden(sample.tokens[None]))[0, :-1].float().log_softmax(-1)
-    exact = logits.gather(-1, sample.tokens[1:, None])[:, 0]
-    assert torch.allclose(sample.behavior_logp[1:][sample.action[1:]], exact[sample.action[1:]], atol=1e-4)
+    assert [turn.role for turn in sample.turns] == ["prompt", "assistant", "user", "assistant"]
+    first, last = sample.turns[1], sample.turns[-1]
+    masks = masks_of(engine, sample, first)
+    # tokens that the grammar forced are nobody's choice
+    choices = (masks.sum(-1) > 1).tolist()
+    assert sample.action[first.start : first.stop].tolist() == choices and 0 < sum(choices) < len(choices)
+    assert sample.action[last.start : last.stop].all()
+    batch = token_batch([Group(Prompt("p", ()), (sample,))])
+    rows = (batch.tokens, batch.action)
+    allowed = torch.ones(len(sample.tokens), engine.lm.vocabulary, dtype=torch.bool)
+    allowed[first.start : first.stop] = masks
+    engine.lm.model.zero_grad(set_to_none=True)
+    logits = engine.lm.logits(engine.lm.hidden(batch.tokens))[0, :-1].masked_fill(~allowed[1:], float("-inf"))
+    if top_k:
+        logits = logits.masked_fill(logits < logits.topk(top_k).values[:, -1:], float("-inf"))
+    chosen = sample.action[1:]
+    exact = logits.log_softmax(-1).gather(-1, sample.tokens[1:, None])[:, 0][chosen]
+    weight = torch.linspace(-1, 2, len(exact))
+    (exact * weight).sum().backward()
+    expected = torch.cat([each.grad.flatten() for each in engine.lm.model.parameters()])
+    engine.lm.model.zero_grad(set_to_none=True)
+    ours = token_logp(engine.lm, *rows, support=batch.support).logp[0][1:][chosen]
+    (ours * weight).sum().backward()
+    gradient = torch.cat([each.grad.flatten() for each in engine.lm.model.parameters()])
+    assert torch.allclose(ours, exact, atol=1e-4) and (gradient - expected).norm() < 1e-4 * expected.norm()
+    # on policy every ratio is 1; without the mask it is not
+    assert torch.allclose(sample.behavior_logp[1:][chosen], exact.detach(), atol=1e-4)
+    free = token_logp(engine.lm, *rows).logp[0][1:][chosen].detach()
+    assert (free - sample.behavior_logp[1:][chosen]).abs().max() > 0.1
+    engine.lm.model.zero_grad(set_to_none=True)
+
+
+@needs("llguidance")
+def test_programs_that_alternate_keep_their_session(engine):
+    queue = RequestQueue(engine, engine.tokenizer, end_tokens=(engine.tokenizer.eos_token_id,), context=512)
+    opened, opens = [], engine.session
+    engine.session = lambda sampling, shape: opened.append(sampling.constrained) or opens(sampling, shape)
+    record = CallRecord()
+    asked = {"messages": [{"role": "user", "content": "3+4"}], "max_tokens": 6}
+    queue.open(Sampling(12), fixed=True)
+    try:
+        for form in (None, {"type": "json_object"}, None, {"type": "json_object"}, None):
+            job = queue.submit(record, parse_chat({**asked, **({"response_format": form} if form else {})}))
+            while not job.future.done():
+                queue.work()
+            job.future.result()
+    finally:
+        queue.close()
+        del engine.session
+    assert opened == [False, True]
+
+
+@needs("llguidance")
+def test_what_cannot_be_noted_is_left_out(engine, monkeypatch):
+    monkeypatch.setattr(scheduler, "LARGEST_SUPPORT", 1)
+    sample, _ = through_a_grammar(engine, Sampling(60, keeps_support=True))
+    first, last = sample.turns[1], sample.turns[-1]
+    masks = masks_of(engine, sample, first)
+    assert not sample.action[first.start : first.stop][(masks.sum(-1) > 1) & ((~masks).sum(-1) > 1)].any()
+    assert sample.action[last.start : last.stop].all() and len(sample.support.counts) == int(sample.action.sum())
 
 
 def test_the_likeliest_tokens_stand_beside_the_sampled(address):
@@ -288,10 +364,6 @@ def test_requests_with_other_stops_share_a_session(engine):
 
 def test_alternating_stops_of_a_program_are_one_batch():
     tokenizer = tool_tokenizer()
-    from whet.envs.serve.calls import CallRecord
-    from whet.envs.serve.request_queue import RequestQueue
-    from whet.envs.serve.wire import parse_chat
-
     opened: list[Sampling] = []
 
     class Session:

@@ -7,14 +7,16 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save as save_bytes
 
-from whet.model import tensor_files
+from whet.model import checkpoint, snapshot, tensor_files
 from whet.model.checkpoint import (
+    drop_training_state,
     load_checkpoint,
     prune_checkpoints,
     remove_leftovers,
@@ -23,7 +25,7 @@ from whet.model.checkpoint import (
 )
 from whet.model.pretrained import weight_files
 from whet.model.run_models import checkpoint_step, complete_checkpoints
-from whet.model.snapshot import save_checkpoint
+from whet.model.snapshot import BufferLayout, HostMemory, layout_of, save_checkpoint
 from whet.types import WhetError
 
 STATE = {"cursor": {"epoch": 2, "row": 17}, "seed": 5, "rate": 0.1}
@@ -127,6 +129,63 @@ def test_same_weights_give_the_same_bytes(tmp_path: Path, llama: Any, tokenizer:
     change(llama)
     third = every_byte(save(tmp_path / "c", 40, llama, tokenizer))
     assert {name for name in first if first[name] != third[name]} == {"model.safetensors", "manifest.json"}
+
+
+def test_a_large_set_of_tensors_is_written_in_pieces_and_comes_back_whole(
+    tmp_path: Path, llama: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "PIECE", 60)  # bytes: a tensor of 48, one of 48, one of 4
+    path = save(tmp_path, 40, llama, tokenizer)
+    assert [file.name for file in sorted(path.glob("optimizer*"))] == [
+        "optimizer.safetensors",
+        "optimizer_2.safetensors",
+    ]
+    tensors, _ = load_checkpoint(path, llama)
+    assert tensors.keys() == {"optimizer"} and tensors["optimizer"].keys() == optimizer_tensors()["optimizer"].keys()
+    assert all(torch.equal(tensors["optimizer"][name], it) for name, it in optimizer_tensors()["optimizer"].items())
+    drop_training_state(path)
+    assert not list(path.glob("optimizer*"))
+    verify_checkpoint(path)
+
+
+def test_copies_of_tensors_share_a_slab_and_are_filled_again() -> None:
+    values = {"a": torch.arange(5.0), "b": torch.arange(3, dtype=torch.bfloat16), "empty": torch.empty(0, 4)}
+    memory = HostMemory()
+    memory.reserve({name: layout_of(value) for name, value in values.items()})
+    for added in (0.0, 1.0):
+        copies = {name: memory.copy(name, value + added) for name, value in values.items()}
+        assert all(torch.equal(copies[name], values[name] + added) for name in values)
+    assert copies["a"].untyped_storage().data_ptr() == copies["b"].untyped_storage().data_ptr()
+    assert copies["a"].data_ptr() % 64 == copies["b"].data_ptr() % 64 == 0
+    wider = memory.copy("a", torch.arange(9.0))  # another shape, and more than was reserved
+    assert torch.equal(wider, torch.arange(9.0)) and torch.equal(copies["b"], values["b"] + 1.0)
+
+
+def test_slabs_for_a_device_are_pinned_in_one_go_and_unpinned(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pinned: dict[int, int] = {}
+    answers = [0, 0, 712]  # the third is refused
+
+    def pin(address: int, size: int, flags: int) -> int:
+        answer = answers.pop(0)
+        if not answer:
+            pinned[address] = size
+        return answer
+
+    driver = SimpleNamespace(cudaHostRegister=pin, cudaHostUnregister=lambda address: pinned.pop(address))
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: driver)
+    monkeypatch.setattr(snapshot, "SLAB", 256)
+    memory = HostMemory()
+    layout = BufferLayout(torch.Size([25]), torch.float32, True)  # 100 bytes, 128 of a slab
+    memory.reserve({f"{number}": layout for number in range(8)})
+    copies = [memory.copy(f"{number}", torch.full((25,), float(number))) for number in range(8)]
+    assert sorted(pinned.values()) == [256, 256] and not answers  # after a refusal no other is tried
+    assert "cannot be pinned (CUDA error 712)" in caplog.text
+    assert all(torch.equal(copy, torch.full((25,), float(number))) for number, copy in enumerate(copies))
+    assert all(any(0 <= copy.data_ptr() - start < 256 for start in pinned) for copy in copies[:4])
+    memory.release()
+    assert not pinned
 
 
 def test_manifest_lists_every_file(tmp_path: Path, llama: Any, tokenizer: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import subprocess
+import threading
 import time
 import zipfile
 from collections.abc import Callable
@@ -215,6 +216,30 @@ def test_second_load_comes_from_the_cache(
     write_gguf(file, original, vocabulary)
     assert weights_digest(load_model(str(file)).model) == weights_digest(original)
     assert conversions == [file, file], "the content names the folder, not the path"
+
+
+def test_the_tokenizer_is_made_while_threads_dequantise(
+    model_for: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import gguf
+
+    vocabulary, waited = byte_level_vocabulary(), []
+    file = write_gguf(tmp_path / "t.gguf", model_for(vocabulary), vocabulary)
+    has_tokenizer, real = threading.Event(), room.fixed_tokenizer
+
+    def told(*arguments: Any) -> Any:
+        has_tokenizer.set()
+        return real(*arguments)
+
+    def dequantize(blocks: Any, kind: Any, plain: Any = gguf.dequantize) -> Any:
+        waited.append(has_tokenizer.wait(10))
+        has_tokenizer.set()  # one that waited in vain is enough
+        return plain(blocks, kind)
+
+    monkeypatch.setattr(room, "fixed_tokenizer", told)
+    monkeypatch.setattr(gguf, "dequantize", dequantize)
+    room.converted_folder(file)
+    assert waited and all(waited)
 
 
 def test_conversion_that_fails_leaves_no_folder(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,20 @@ def edit_json(file: Path, **changes: Any) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
 
 
+def test_a_machine_without_memory_or_threads_is_no_fault_of_the_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for error, fix in (
+        (RuntimeError("can't start new thread"), "ulimit -a"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), "ulimit -a"),
+        (MemoryError(), "ulimit -a"),
+        (ValueError("a header of 0 bytes"), "download the folder again"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(room, "read_pair", lambda *_, error=error: (_ for _ in ()).throw(error))
+            assert fix in refusal(folder)
+
+
 def test_folder_gives_the_same_model(folder: Path, llama: Any, tokens: torch.Tensor) -> None:
     loaded = load_model(str(folder))
     assert torch.equal(loaded.model(tokens).logits, llama(tokens).logits)

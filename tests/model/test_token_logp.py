@@ -111,6 +111,34 @@ def test_a_support_is_renormalised_on():
         assert found[row, column].item() == pytest.approx(expected.item(), rel=1e-9)
 
 
+def test_a_support_may_name_what_could_not_be_drawn_or_nothing(exact):
+    model, (tokens, action) = model_of(), batch()
+    lm = causal_lm(model)
+    allowed = torch.rand(*tokens.shape, 61, generator=torch.Generator().manual_seed(4)) > 0.5
+    allowed.scatter_(-1, tokens[..., None], True)
+    allowed[1] = True
+    support = torch.full((*tokens.shape, 61), -1, dtype=torch.int32)
+    for row, column in action.nonzero().tolist():
+        listed = allowed[row, column].nonzero()[:, 0]
+        others = (~allowed[row, column]).nonzero()[:, 0]
+        ids = listed if row % 2 == 0 else -2 - others  # of row 1 nothing is named: everything could be drawn
+        support[row, column, : len(ids)] = ids
+    gradients, scores = [], []
+    for way in ("ours", "plain"):
+        model.zero_grad()
+        if way == "ours":
+            logp = token_logp(lm, tokens, action, 0.7, support).logp[action]
+        else:
+            logits = model(input_ids=tokens).logits / 0.7
+            logits = torch.cat([logits[:, :1], logits[:, :-1]], 1).masked_fill(~allowed, float("-inf"))
+            logp = logits.log_softmax(-1).gather(-1, tokens[..., None])[..., 0][action]
+        (logp * torch.linspace(-1, 2, len(logp), dtype=torch.float64)).sum().backward()
+        gradients.append(torch.cat([each.grad.flatten() for each in model.parameters()]))
+        scores.append(logp.detach())
+    torch.testing.assert_close(*scores, rtol=0, atol=1e-12)
+    torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-11)
+
+
 def test_a_model_that_does_more_behind_its_trunk_keeps_its_head():
     model = model_of()
     forward = model.forward

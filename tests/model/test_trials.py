@@ -3,7 +3,7 @@
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from whet.model import fused_trunk, hooked_decode
+from whet.model import fused_trunk, hooked_decode, trials
 from whet.model.causal_lm import causal_lm
 from whet.model.load import load_model
 from whet.model.trials import verdict
@@ -36,6 +36,25 @@ def test_other_weights_and_other_modules_are_another_model():
     small = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
     fresh = LlamaForCausalLM(LlamaConfig(**small, num_attention_heads=2))
     assert tried("made here", fresh, fresh) == 2  # of no checkpoint
+
+
+def test_a_long_trial_without_a_finding_is_noted_for_the_next_process(tmp_path, monkeypatch):
+    def made_in_a_new_process(said):
+        made = []
+        monkeypatch.setattr(trials, "_VERDICTS", {})
+        assert verdict("long", causal_lm(load_model("whetstone").model), lambda: made.append(1) or said) == said
+        return len(made)
+
+    monkeypatch.setenv("WHET_CACHE", str(tmp_path))
+    assert [made_in_a_new_process("") for _ in range(2)] == [1, 1] and not list(tmp_path.iterdir())  # quick ones
+    monkeypatch.setattr(trials, "LONG", -1.0)
+    assert [made_in_a_new_process("no") for _ in range(2)] == [1, 1]  # what is wrong is looked at again
+    assert [made_in_a_new_process("") for _ in range(3)] == [1, 0, 0]
+    monkeypatch.setattr(trials, "_software", lambda: ("another version",))
+    assert made_in_a_new_process("") == 1
+    monkeypatch.setenv("WHET_CACHE", str(tmp_path / "file"))
+    (tmp_path / "file").touch()
+    assert made_in_a_new_process("") == 1  # nowhere to note it
 
 
 def test_what_is_built_on_an_earlier_verdict_writes_what_the_plain_engine_does(monkeypatch):

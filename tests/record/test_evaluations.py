@@ -29,11 +29,12 @@ def test_best_and_last_are_said_with_their_intervals() -> None:
     assert said.best.step == 10 and (said.best.estimate.low, said.best.estimate.high) == (low, high)
     assert said.text == (
         f"accuracy best at step 10: 34.5% ({100 * low:.1f}-{100 * high:.1f}) of 200 eval rows; the last, step 30: "
-        "20.0% (15.0-26.1), significantly below it; best/ holds the best"
+        "20.0% (15.0-26.1), significantly below it"
     )
     assert shares(0.1, 0.2).text == "accuracy is best at the last step, 10: 20.0% (15.0-26.1) of 200 eval rows"
     start = shares(0.4, 0.35, 0.3)
-    assert "best before the first step: 40.0%" in start.text and "best/ holds step 10: 35.0%" in start.text
+    assert "best before the first step: 40.0%" in start.text
+    assert "best/" not in start.text  # where a save was refused, it holds another one
     assert shares(0.4).text == "" == Evaluations().text and Evaluations().values() == {}
     assert best_remark({"evaluations": said.values()}) == "best 34.5% at step 10"
     assert best_remark({"evaluations": shares(0.1, 0.2).values()}) == "" == best_remark({})
@@ -45,6 +46,14 @@ def test_of_equal_ones_the_first_is_best_and_a_loss_is_best_low() -> None:
     assert shares(0.1, 0.3, 0.3).best.step == 10
     losses = Evaluations(tuple(Measurement(step, "loss", value) for step, value in enumerate((2.0, 1.0, 1.5))))
     assert losses.best.step == 1 and losses.fell_from is None and losses.since_new_best == 1
+
+
+def test_the_metric_is_one_that_all_evaluations_have() -> None:
+    results = ({"reward": 0.875}, {"accuracy": 1.0, "reward": 1.0})
+    evals = [EvalRecord(10 * number, "eval", result, 1.0, 8) for number, result in enumerate(results)]
+    found = evaluations_of(evals, ("accuracy", "reward"))
+    assert [(one.metric, one.value) for one in found.measured] == [("reward", 0.875), ("reward", 1.0)]
+    assert evaluations_of(evals[1:], ("accuracy", "reward")).best.metric == "accuracy"
 
 
 def test_a_look_is_compared_prompt_by_prompt_where_the_log_has_the_scores() -> None:

@@ -103,6 +103,19 @@ def test_stream_without_unicode_is_served() -> None:
     assert b"25.0% -> 75.0%" in raw.getvalue() and b"####" in raw.getvalue()
 
 
+class FullDisk(io.StringIO):
+    """What `> log` is on a full disk, /dev/full for one."""
+
+    def write(self, text: str) -> int:
+        raise OSError(28, "No space left on device")
+
+
+def test_a_run_goes_on_where_stdout_is_closed_or_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    for stream in (None, FullDisk()):
+        monkeypatch.setattr(sys, "stdout", stream)
+        watch(Console())
+
+
 def test_terminal_gets_a_display_within_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "80")

@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import pickle
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,14 @@ import pytest
 import torch
 
 from whet.protocols import Reward
+from whet.reward import code_tests as code_tests_module
 from whet.reward.code_tests import CodeTests, code_of, code_tests, same_output, tests_of
+from whet.reward.combine import RewardPart
 from whet.reward.failure import collected_reasons
+from whet.reward.find import find_reward
 from whet.reward.sandbox.pool import Sandbox
 from whet.reward.version import reward_hash
+from whet.training.assembly.rewards import evaluation_parts
 from whet.types import Prompt, Sample, StopReason, WhetError
 
 tests_of.__test__ = False  # pytest would take it for a test
@@ -329,6 +334,39 @@ def test_equal_programs_of_a_prompt_run_once_and_time_limits_are_counted(monkeyp
     assert reward.scores([given, given], [SLEEPER, HALF]) == [0.0, 0.5] and sum(ran) == 5
     assert reward.take_notes() == {"code_timeouts": 3.0, "code_timeout_seconds": 9.0} and reward.take_notes() == {}
     assert reward.scores([given], [HALF]) == [0.5] and sum(ran) == 6  # another step
+
+
+def test_an_evaluation_remembers_its_programs_and_counts_for_no_step(monkeypatch):
+    ran: list[int] = []
+    usual = Sandbox.submit
+    monkeypatch.setattr(Sandbox, "submit", lambda self, jobs: ran.append(len(jobs)) or usual(self, jobs))
+    reward = code_tests(workers=2, seconds=1)
+    (part,) = evaluation_parts([RewardPart(reward)])
+    apart, given = part.resolved_reward, prompt(tests=ASSERTIONS)
+    assert isinstance(apart, CodeTests) and apart == reward
+    assert apart.scores([given, given], [ENDLESS, HALF]) == [0.0, 0.5] and sum(ran) == 2
+    assert reward.take_notes() == {}  # of the step that is trained on
+    assert apart.scores([given] * 3, [HALF, RIGHT, ENDLESS]) == [0.5, 1.0, 0.0] and sum(ran) == 3
+    monkeypatch.setattr(code_tests_module, "MOST_PROGRAMS", 1)
+    assert apart.scores([given], [HALF]) == [0.5] and len(apart._memory.programs) == 1
+    other = RewardPart(find_reward("exact_answer"))
+    assert evaluation_parts([other]) == [other]
+
+
+def test_a_slow_gold_solution_is_timed_before_it_is_waited_for(monkeypatch):
+    reward = code_tests(workers=2, seconds=4)
+    slow = prompt(id="slow", tests=ASSERTIONS[:1], code=f"{SLOW.format(0.6)}    return a + b\n")
+    quick, bare = prompt(id="quick", tests=ASSERTIONS[:1], code=RIGHT), prompt(id="bare", tests=ASSERTIONS[:1])
+    reward.begin_timing_golds([slow, quick, bare])
+    (timing,) = [thread for thread in threading.enumerate() if thread.name == "whet-golds"]
+    timing.join()
+    allowed: list[float] = []
+    usual = CodeTests._jobs
+    monkeypatch.setattr(
+        CodeTests, "_jobs", lambda self, program, seconds: allowed.append(seconds) or usual(self, program, seconds)
+    )
+    late = f"{SLOW.format(0.7)}    return a + b\n"
+    assert reward.apart().scores([slow, quick], [late, RIGHT]) == [1.0, 1.0] and allowed == [4, 0.5]
 
 
 def test_the_time_limit_is_no_part_of_what_a_reward_is():

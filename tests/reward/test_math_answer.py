@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tests.support.for_every import for_every
-from whet.reward.mathematics.math_answer import math_answer
+from whet.reward.mathematics import quantity as quantity_module
+from whet.reward.mathematics.math_answer import math_answer, math_answers
 from whet.reward.mathematics.quantity import agreement, is_measure, quantity
 from whet.types import Prompt, WhetError
 
@@ -275,3 +276,12 @@ def test_a_gold_answer_of_any_length_is_read_or_refused_before_it_is_computed() 
     digits = "7" * 100_000
     assert math_answer(prompt(digits), rf"\boxed{{{digits}}}") is None
     assert math_answer(prompt("7"), rf"\boxed{{{digits}}}") == 0.0
+
+
+def test_a_number_that_a_group_repeats_is_read_once(monkeypatch):
+    read = []
+    real = quantity_module._value
+    monkeypatch.setattr(quantity_module, "_value", lambda match: read.append(match[0]) or real(match))
+    asked = Prompt("p", (), text="How many?", answer="90817")
+    assert math_answers([asked] * 8, [f"It is {number}: \\boxed{{90818}}" for number in range(8)]) == [0.0] * 8
+    assert read.count("90818") == 1

@@ -14,10 +14,11 @@ import whet.model
 from tests.support.conversations import played, prompts_of, short_answers
 from whet.model.causal_lm import causal_lm
 from whet.model.cuda_step import workspace
+from whet.model.hooked_decode import hooked_decoder
 from whet.model.lora import LowRank, adapter_factors, add_adapters
 from whet.model.token_logp import token_logp
-from whet.rollout import cuda_decode
-from whet.rollout.cuda_decode import GraphBackend
+from whet.rollout import cuda_decode, torch_engine
+from whet.rollout.cuda_decode import GraphBackend, graph_backend
 from whet.rollout.sampling import draw, kept_tokens, uniforms
 from whet.rollout.scheduler import StopRule
 from whet.rollout.torch_engine import TorchEngine
@@ -141,6 +142,42 @@ def engines(ends=(7,), adapters=False, **settings):
     fast.decode_path  # noqa: B018  tried out, before it is given another
     fast._graphs = GraphBackend(lm, StopRule(torch.tensor(sorted(ends)), Numbers().decode), 512)
     return fast, TorchEngine(lm, Numbers(), ends, context=512, fast=False)
+
+
+def test_graphs_are_tried_out_once_per_checkpoint_and_refused_where_they_differ(monkeypatch):
+    lm = SimpleNamespace(device=torch.device("cuda"), dtype=torch.bfloat16)
+    stack = SimpleNamespace(head=torch.nn.Linear(2, 2, bias=False), sizes=SimpleNamespace(head_size=64))
+    tried, known = [], {}
+    for name, stand_in in {
+        "fused_refusal": lambda _: "",
+        "blocks_of": lambda _: stack,
+        "GraphBackend": lambda *_: SimpleNamespace(release=lambda: tried.append("released")),
+        "_logp_gap": lambda *_: tried.append("tried") or gap,
+        "verdict": lambda name, lm, trial: known[name] if name in known else known.setdefault(name, trial()),
+    }.items():
+        monkeypatch.setattr(cuda_decode, name, stand_in)
+    monkeypatch.setattr(cuda_decode.importlib.util, "find_spec", lambda _: True)
+    gap = 0.01
+    assert not isinstance(graph_backend(lm, None, 512), str) and tried == ["tried", "released"]
+    assert not isinstance(graph_backend(lm, None, 512), str) and tried == ["tried", "released"]
+    gap = 0.3
+    known.clear()
+    reason = "the graph's log-probabilities differ from the model's own by 3.0e-01 per token"
+    assert graph_backend(lm, None, 512) == reason
+
+
+def test_the_way_without_graphs_is_tried_out_only_where_graphs_do_not_go(no_device, monkeypatch):
+    fast, _ = engines()
+    backend, tried = fast._graphs, []
+    monkeypatch.setattr(torch_engine, "graph_backend", lambda *_: backend)
+    monkeypatch.setattr(torch_engine, "hooked_decoder", lambda lm: tried.append(lm) or hooked_decoder(lm))
+    fresh = TorchEngine(fast._lm, Numbers(), (7,), context=512)
+    requests = [Request((1, 2, 3), 0)]
+    assert str(fresh.path_for(Sampling(4), 3)) == "CUDA graphs" and fresh.generate(requests, Sampling(4))
+    assert not tried
+    monkeypatch.setattr(GraphBackend, "refusal", lambda *_: "too long")
+    assert str(fresh.path_for(Sampling(4), 3)) == "fused decoder (too long)" and fresh.generate(requests, Sampling(4))
+    assert len(tried) == 1
 
 
 @pytest.mark.parametrize(

@@ -252,6 +252,46 @@ def test_branches_copy_what_another_row_has_read(family, path, at_once, monkeypa
     assert counts.extended <= 21 + (1 + 1 + 1 + 8) + (held + 3) + (0 if at_once else 1)
 
 
+@pytest.mark.parametrize(
+    ("family", "path"),
+    [("llama", "rows"), ("qwen3", "rows"), ("llama", "hooked"), ("mistral", "fused"), ("gemma3", "hooked")],
+)
+def test_prompts_that_begin_alike_are_read_once(family, path, monkeypatch):
+    """Behind each other, behind what rows have written, and behind prompts that nobody asks for any more."""
+    sampling, shape = Sampling(max_new_tokens=14), SessionShape(6, 90, 40)
+    engine = by_path(family, path, monkeypatch)
+    system = tuple(range(20, 60))
+    asked = [(*system, 5, 6, 7), (*system, 5, 6, 8, 9), (*system, 5, 6, 8, 9), (*system, 70), (3, 4, *system)]
+    requests = [Request(tokens, 31 * number) for number, tokens in enumerate(asked)]
+    with engine.session(sampling, shape) as session:
+
+        def written(first, asked):
+            found = {}
+            for number, request in enumerate(asked, first):
+                session.add(number, request)
+            while not session.is_idle:
+                found |= dict(session.advance())
+            return [found[number] for number in sorted(found)]
+
+        found = written(0, requests)
+        assert session.counts.prefilled == len(system) + 3 + 4 + 1 + len(asked[-1])  # two tokens are no node
+        longest = max(range(5), key=lambda number: len(found[number].tokens))
+        spoken = tuple(found[longest].tokens.tolist())
+        before = replace(session.counts)
+        # three completions behind one answer to what a row has written: the answer is read, and its last token
+        later = [Request((*spoken, 11, 12, 13), 7 * number) for number in range(3)]
+        found += written(5, later)
+        assert (session.counts - before).prefilled == 1 + 3 and (session.counts - before).extended == 0
+        for number in range(8):
+            session.release(number)
+        before = replace(session.counts)
+        again = [replace(request, seed=request.seed + 5) for request in requests]
+        found += written(8, again)
+        assert (session.counts - before).prefilled < len(system)
+        expected = engine.generate([*requests, *later, *again], sampling)
+    assert_equal([found], [expected])
+
+
 @pytest.mark.parametrize(("path", "numbers_of_rows"), [("rows", (1, 7)), ("fused", (3,)), ("hooked", (3,))])
 def test_fewer_rows_than_conversations(path, numbers_of_rows, monkeypatch):
     """New ones wait, or take the row of one that waits for its answer; that is read anew, and nothing else changes."""

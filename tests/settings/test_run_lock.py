@@ -86,6 +86,33 @@ def test_without_a_name_each_process_gets_a_folder_of_its_own(tmp_path):
     assert not list(tmp_path.glob("runs/*"))
 
 
+def test_a_folder_that_another_start_takes_back_meanwhile_is_made_again(tmp_path, monkeypatch):
+    """Two commands at once, and the first one to make `runs` is a mistake."""
+    plain, taken = Path.mkdir, []
+    folder = tmp_path / "runs" / "one"
+    folder.parent.mkdir()
+
+    def mkdir(path, *arguments, **options):
+        if path == folder and not taken:
+            folder.parent.rmdir()
+            taken.append(path)
+        plain(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    with pytest.raises(WhetError, match="a mistake"), claimed_folder(resolved("sft", {"folder": str(folder)})):
+        assert taken and is_locked(folder)
+        raise WhetError("a mistake")
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "file").touch()
+    begun = time.monotonic()
+    with (
+        pytest.raises(WhetError, match=r"cannot write the run there \(Not a directory\)"),
+        claimed_folder(resolved("sft", {"folder": str(tmp_path / "file")})),
+    ):
+        pass
+    assert time.monotonic() - begun < 0.4  # nobody takes a file back
+
+
 def test_a_refused_process_leaves_the_first_one_alone_and_a_third_is_refused_too(tmp_path):
     folder = tmp_path / "run"
     with claimed_folder(resolved("sft", {"folder": str(folder)}), rows=[{"prompt": "mine"}]) as (place, _):

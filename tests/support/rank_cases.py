@@ -124,12 +124,17 @@ def tiny(seed: int = 1, tied: bool = True, dtype: torch.dtype = torch.float64) -
         for parameter in model.parameters():
             parameter.mul_(4)
     if dtype == torch.float64:
-        trunk = model.model
-        trunk.norm = Norm(trunk.norm.weight.data)
-        for layer in trunk.layers:
-            layer.input_layernorm = Norm(layer.input_layernorm.weight.data)
-            layer.post_attention_layernorm = Norm(layer.post_attention_layernorm.weight.data)
+        exact_norms(model)
     return model
+
+
+def exact_norms(model: Any) -> None:
+    """A Llama's norms in the precision of its weights: its own compute in float32."""
+    trunk = model.model
+    trunk.norm = Norm(trunk.norm.weight.data)
+    for layer in trunk.layers:
+        layer.input_layernorm = Norm(layer.input_layernorm.weight.data)
+        layer.post_attention_layernorm = Norm(layer.post_attention_layernorm.weight.data)
 
 
 def gradients(*models: nn.Module) -> Gradients:

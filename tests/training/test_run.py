@@ -398,20 +398,35 @@ def test_a_config_that_was_cut_is_damaged_and_one_that_was_edited_is_told(monkey
     assert "begins again from step 1, not as it began: config seed" in caplog.text
 
 
-@pytest.mark.parametrize("at_the_end", [False, True])
-def test_a_run_whose_log_is_deleted_does_not_end_as_finished(monkeypatch, tmp_path, at_the_end):
-    import whet.reward.run_record
+@pytest.mark.parametrize(
+    "when",
+    [
+        "training.run.agree_on_step",
+        "training.saving.write_snapshot",
+        "reward.run_record.record_effect",
+        "pages.run_report.write_report",
+        "record.log.replace_summary",
+    ],
+)
+def test_a_run_whose_files_are_deleted_does_not_end_as_finished(monkeypatch, tmp_path, when):
+    """Whatever it is doing meanwhile, and whatever fails for it; and it puts nothing in their place."""
+    module, _, name = f"whet.{when}".rpartition(".")
+    plain = getattr(sys.modules[module], name)
+    folder = tmp_path / "run"
+    is_log, is_last = name != "write_snapshot", name == "replace_summary"
 
-    def delete(*_):
-        (tmp_path / "run" / "metrics.jsonl").unlink(missing_ok=True)
+    def delete(*arguments):
+        came = plain(*arguments) if is_log else None
+        if not is_last or arguments[1]["status"] == "finished":
+            for path in [folder / "metrics.jsonl"] if is_log else list(folder.iterdir()):
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        return came if is_log else plain(*arguments)
 
-    callback = type("Deleting", (), {"stepped": staticmethod(delete)})
-    if at_the_end:  # while the last pages are written
-        monkeypatch.setattr(whet.reward.run_record, "record_effect", delete)
-    with pytest.raises(RunFailed, match=r"metrics.jsonl was deleted, moved or replaced while the run was writing"):
-        callbacks = [] if at_the_end else [callback()]
-        whet.train("reinforce", config=SMALL, steps=2, folder=f"{tmp_path}/run", callbacks=callbacks, console=False)
-    assert not (tmp_path / "run" / "metrics.jsonl").exists() and read_summary(tmp_path / "run")["status"] != "finished"
+    monkeypatch.setattr(f"{module}.{name}", delete)
+    with pytest.raises(RunFailed, match=r"was deleted, moved or replaced while the run was writing there"):
+        whet.train("reinforce", config=SMALL, steps=1, folder=str(folder), console=False)
+    assert not (folder / "metrics.jsonl").exists()
+    assert read_summary(folder)["status"] != "finished" or is_last if is_log else not list(folder.glob("*"))
 
 
 def test_a_folder_that_is_no_run(monkeypatch, capsys, tmp_path):

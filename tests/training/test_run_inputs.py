@@ -31,3 +31,8 @@ def test_other_rows_another_model_and_a_decisive_setting_are():
 
 def test_what_is_not_read_any_more_has_no_digest_to_change():
     assert decisive_changes(BEFORE, replace(BEFORE, digests={"model": "whetstone"})) == []
+
+
+def test_a_file_that_is_gone_has_not_changed():
+    now = replace(BEFORE, digests={**BEFORE.digests, "data": "/old/rows.jsonl"})
+    assert decisive_changes(BEFORE, now) == ["data /old/rows.jsonl is gone"]

@@ -3,9 +3,11 @@
 import errno
 import json
 import os
+import re
 import signal
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -97,13 +99,13 @@ def test_by_steps_the_next_save_waits_and_by_cost_it_is_not_due(tmp_path, monkey
     counted, costed = (saving.Saver(tmp_path, ReportSection(**each), ALONE, 0, print, print) for each in settings)
     assert [step for step in range(1, 8) if counted.due(step)] == [3, 6]
     assert costed.due(1), "a first save early"
-    costed.counts["saves"], costed.seconds = 1, {"held": 0.5, "behind": 4.0}
-    costed._next_held, costed._next_writing = 0.5, 4.0
+    costed.counts["saves"], costed.seconds = 1, {"held": 0.25, "behind": 4.0}
+    costed._next_held, costed._next_writing = 0.25, 4.0
     when_due = [second for second in range(0, 200, 10) if (clock.__setitem__(0, float(second)), costed.due(second))[1]]
     assert when_due[0] == 80, "writing has 10% of the wall time: 8 s in 80 s"
-    costed.seconds["held"] = 1.5
+    costed.seconds["held"] = 0.75
     clock[0] = 90.0
-    assert not costed.due(90), "and steps wait 2% of it: 2 s in 100 s"
+    assert not costed.due(90), "and steps wait 1% of it: 1 s in 100 s"
     clock[0] = 100.0
     assert costed.due(100)
     costed._writing = saving._Writing(99, tmp_path)
@@ -234,6 +236,18 @@ def test_lower_is_better_for_a_loss_and_what_is_not_a_number_never_is(tmp_path):
     saver._best = {"metric": "loss", "value": 2.0}
     assert saver.new_best(report, {"loss": 1.9}) and not saver.new_best(report, {"loss": 2.0})
     assert not saver.new_best(report, {"loss": float("nan")}) and not saver.new_best(report, {})
+
+
+def test_the_best_is_found_by_what_all_evaluations_measured(tmp_path):
+    """A reward in fractions is an accuracy where every completion happens to get all or nothing."""
+    saver = saving.Saver(tmp_path, ReportSection(), ALONE, 0, print, print)
+    report = StepReport(1, 0, {"tokens": 1}, {"total": 0.5}, {})
+    saver._best = {"metric": "reward", "value": 0.8, "evaluation": {"reward": 0.8}}
+    assert not saver.new_best(report, {"accuracy": 0.7, "reward": 0.7}), "0.7 is below 0.8, whatever it is called"
+    assert saver.new_best(report, {"accuracy": 0.9, "reward": 0.9})["metric"] == "reward"
+    saver._best = {"metric": "accuracy", "value": 0.7, "evaluation": {"accuracy": 0.7, "reward": 0.7}}
+    assert not saver.new_best(report, {"reward": 0.6}) and saver.new_best(report, {"reward": 0.75})
+    assert saver.new_best(report, {"accuracy": 0.8, "reward": 0.8})["metric"] == "accuracy"
 
 
 def test_going_back_gives_up_a_best_model_of_a_later_step(tmp_path):
@@ -487,6 +501,15 @@ def test_a_save_that_cannot_begin_is_out_of_memory_and_no_endless_wait(tmp_path,
         run(Adding(), tmp_path, steps=2, save_every=1)
 
 
+def test_memory_that_cannot_be_reserved_hides_no_cause(monkeypatch):
+    memory = snapshot.HostMemory()
+    die_at_birth(monkeypatch, "whet-reserve")
+    with pytest.raises(MemoryError, match="ended before it began"):
+        memory.reserve({})
+    assert memory.is_ready
+    memory.release()
+
+
 def test_jobs_side_by_side_come_back_in_order_and_the_first_error_stops_the_rest():
     assert threads.side_by_side([lambda number=number: number for number in range(20)], 4) == list(range(20))
     stopped, done = threading.Event(), []
@@ -501,3 +524,24 @@ def test_jobs_side_by_side_come_back_in_order_and_the_first_error_stops_the_rest
     with pytest.raises(OSError, match="full"):
         threads.side_by_side([wait, fail, *[wait] * 50], 2, stopped.set)
     assert len(done) == 1
+
+
+def test_jobs_in_threads_are_done_by_those_that_begin(monkeypatch):
+    squares = [partial(pow, number, 2) for number in range(20)]
+    assert [future.result() for future in threads.in_threads(squares, 4, "pool")] == [n * n for n in range(20)]
+    assert threads.in_threads([], 4, "pool") == []
+    (failed,) = threads.in_threads([partial(int, "x")], 0, "pool")
+    with pytest.raises(ValueError, match="invalid literal"):
+        failed.result()
+    die_at_birth(monkeypatch, "pool 2")
+    assert [future.result() for future in threads.in_threads(squares, 4, "pool")] == [n * n for n in range(20)]
+    die_at_birth(monkeypatch, "pool 1")
+    with pytest.raises(MemoryError, match="ended before it began"):
+        threads.in_threads(squares, 4, "pool")
+
+
+def test_no_thread_is_started_that_could_be_waited_for_for_ever():
+    """`whet.threads` is the one way to have threads; a pool of Python's hangs where memory is full."""
+    wild = re.compile(r"ThreadPoolExecutor|threading\.(Thread|Timer)\(|\(threading\.Thread\)|to_thread|run_in_executor")
+    package = Path(threads.__file__).parent
+    assert [str(file) for file in package.rglob("*.py") if wild.search(file.read_text())] == [threads.__file__]

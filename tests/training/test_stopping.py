@@ -11,12 +11,14 @@ import pytest
 
 import whet
 from tests.training.test_run import Adding, Diary, Weights, command, saved_steps, timeless
+from whet.data.seeds import seed_prompts
 from whet.model.checkpoint import load_checkpoint
 from whet.model.run_models import about_model, complete_checkpoints
 from whet.protocols import Callback
 from whet.record.log import RunRecorder, read_metrics, read_summary
 from whet.record.sections import HealthSection, ReportSection
 from whet.tools.studies.comparison import compare_runs
+from whet.training.assembly.rows import overlap_facts
 from whet.training.run import run_training
 from whet.training.stopping import EarlyEnd, TimeBudget
 from whet.types import RunFailed, WhetError
@@ -300,6 +302,9 @@ def test_eval_prompts_that_are_trained_on_are_counted(tmp_path) -> None:
         "2 of 3 eval prompts are also trained on; "
     )
     assert overlap("reinforce", rows, seen[1:2], reward={"parts": [{"reward": "exact_answer"}]}) == ""
+    # tasks of an environment have no words of their own, and are told apart by their names
+    tasks = [seed_prompts("100", 50, 0, split) for split in ("train", "eval")]
+    assert overlap_facts(*tasks) == {} and "1 of 1" in overlap_facts(tasks[0], tasks[0][:1])["overlap"]
     pairs = [{"prompt": row["prompt"], "chosen": "yes", "rejected": "no"} for row in rows]
     others = [{"prompt": "new", "chosen": "yes", "rejected": "no"}, {**pairs[0], "chosen": "oh"}]
     rows_only = {"batch": {"rows_per_step": 2}}

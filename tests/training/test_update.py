@@ -768,6 +768,20 @@ def test_one_update_needs_no_old_logp_and_its_ratio_is_one(model, seen_parts):
     assert all(part.old_logp is None for part, _, _ in seen_parts)
 
 
+def test_what_completions_say_is_counted_while_a_device_computes_the_gradient(model, monkeypatch):
+    trainer, before, seen = trainer_of(model.float(), updates=2), weights(model), []
+
+    def counted(groups):
+        gradients = [parameter.grad for parameter in model.parameters()]
+        seen.append((all(one is not None for one in gradients), weights(model)))
+        return {}
+
+    monkeypatch.setattr(rl, "repetition", counted)
+    trainer.step(1, PhaseTimer())
+    ((has_gradient, during),) = seen  # once, though there are two updates
+    assert has_gradient and all(torch.equal(during[name], before[name]) for name in before)
+
+
 def test_a_step_does_not_depend_on_micro_batch_tokens(llama):
     found = []
     for micro_batch_tokens in (1, 40, 1000):

@@ -40,6 +40,8 @@ FIXES = {
 def one_line_of(error: BaseException) -> str:
     """An error nobody expected in one line: what, where, and the fix where the operating system gave the reason."""
     if isinstance(error, OSError) and error.errno is not None:
+        if isinstance(error, FileNotFoundError) and error.filename is None and not _has_working_folder():
+            return "the folder that this command was started in is gone; `cd` into another one"
         file_prefix = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
         fix = FIXES.get(error.errno)
         return f"{file_prefix}{error.strerror}" + (
@@ -47,7 +49,16 @@ def one_line_of(error: BaseException) -> str:
         )
     if isinstance(error, MemoryError):
         return f"out of memory at {_place(error)}; free memory, or lower batch.micro_batch_tokens"
+    if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+        return f"no more threads at {_place(error)}; raise the limit (ulimit -u, or the container's number of pids)"
     return f"unexpected {error_text(error)} at {_place(error)}"
+
+
+def _has_working_folder() -> bool:
+    try:
+        return bool(os.getcwd())
+    except OSError:
+        return False
 
 
 def _place(error: BaseException) -> str:

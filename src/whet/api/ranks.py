@@ -94,7 +94,7 @@ def refuse_ranks(what: str) -> None:
 
 
 @contextlib.contextmanager
-def join_ranks(launch: Launch) -> Iterator[RankGroup | None]:
+def join_ranks(launch: Launch, patience: float) -> Iterator[RankGroup | None]:
     """Meet the other ranks of this run, of the same version; None for one process. They hear of every way to end."""
     global _silent
     if launch.size == 1:
@@ -102,7 +102,7 @@ def join_ranks(launch: Launch) -> Iterator[RankGroup | None]:
         return
     from whet.training.distributed.rank_group import meet
 
-    group = meet(launch)
+    group = meet(launch, patience)
     _silent = not launch.is_first
     group.heart.last_words = lambda cause: speak_for_first(group, cause)
     in_order = False

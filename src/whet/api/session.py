@@ -7,6 +7,7 @@ in reverse order, however the run ends, and the other ranks hear of every way to
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import json
 import logging
@@ -20,6 +21,7 @@ from whet.api.ending import defer_signals, write_traceback
 from whet.api.inputs import saved_start
 from whet.api.ranks import agree_on_config, join_ranks, root_cause, speak_for_first
 from whet.record.run_folder import locked
+from whet.threads import Thread
 from whet.training.config import Config
 from whet.training.distributed.launch import Launch, rank_device
 from whet.training.saved_config import claimed_folder
@@ -29,13 +31,14 @@ if TYPE_CHECKING:
     from whet.training.distributed.rank_group import RankGroup
     from whet.training.distributed.ranks import Ranks
 
+YOUNG = 20_000  # objects that come to stay before they are looked through
 MADE_BY_FIRST = (("data", "source"), ("eval", "source"), ("model", "name"))  # where what was given from Python lies
 
 
 @contextlib.contextmanager
-def training_session(launch: Launch) -> Iterator[TrainingSession]:
+def training_session(launch: Launch, patience: float) -> Iterator[TrainingSession]:
     """Join the other ranks, where there are some, and hold open what the session claims."""
-    with join_ranks(launch) as group, contextlib.ExitStack() as stack:
+    with join_ranks(launch, patience) as group, contextlib.ExitStack() as stack:
         yield TrainingSession(group, stack)
 
 
@@ -103,6 +106,10 @@ class TrainingSession:
         if not self.is_first:
             assert self.group is not None
             self._stack.enter_context(_output_in_log(folder, self.group, streams))
+
+    def collect_seldom(self) -> None:
+        """Look for garbage seldom from here to the end of the session."""
+        self._stack.enter_context(gc_seldom())
 
     def init_process_group(self, config: Config) -> Ranks:
         """The ranks with a process group on their devices."""
@@ -235,13 +242,51 @@ def _streams_in(path: Path, speaks: Callable[[], bool]) -> Iterator[int]:
             os.close(descriptor)
 
 
+def begin_cuda(config: Config) -> None:
+    """Let the driver make the context of the GPU in a thread: it takes about as long as importing torch, and neither
+    waits for the other. Not where processes that use the GPU are still to be forked."""
+    scale, name = config.scale, config.model.device
+    if name not in ("auto", "cuda", "cuda:0") or config.sampling.engine != "torch":
+        return
+    if scale.engines or scale.max_staleness or scale.workers > 1:
+        return
+    os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")  # as torch does before it asks the driver
+
+    def work() -> None:
+        with contextlib.suppress(OSError, AttributeError):  # no driver here
+            driver = ctypes.CDLL("libcuda.so.1")
+            device, context = ctypes.c_int(), ctypes.c_void_p()
+            if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(device), 0) == 0:
+                driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+
+    Thread(target=work, name="whet-cuda", daemon=True).start()
+
+
 @contextlib.contextmanager
 def gc_disabled() -> Iterator[None]:
-    """Without garbage collection: while transformers is imported it finds nothing, and costs tenths of a second."""
+    """Without garbage collection: while transformers is imported it finds nothing, and costs tenths of a second.
+
+    What is left is looked through once, for what trials and a loader leave in cycles may hold a model's memory; then it
+    is left alone, torch's half a million objects too.
+    """
     was_on = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if was_on:
+            gc.collect()
+            gc.freeze()
             gc.enable()
+
+
+@contextlib.contextmanager
+def gc_seldom() -> Iterator[None]:
+    """Look for garbage seldom: little of it is in cycles, and the device waits. Afterwards as usual, and everywhere."""
+    thresholds = gc.get_threshold()
+    gc.set_threshold(YOUNG, *thresholds[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()

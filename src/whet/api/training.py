@@ -29,7 +29,7 @@ from whet.api.inputs import (
 from whet.api.ranks import agree_on_config, agree_on_inputs, check_ranks, root_cause, run_on_ray
 from whet.api.run import Run
 from whet.api.run_files import Resumed, RunFiles, with_settings
-from whet.api.session import TrainingSession, gc_disabled, training_session
+from whet.api.session import TrainingSession, begin_cuda, gc_disabled, training_session
 from whet.api.settings import RunSettings
 from whet.model.width import stated_width
 from whet.record.run_folder import CONFIG, ERROR_LOG, discard, remove_run
@@ -48,15 +48,18 @@ from whet.training.saved_config import (
     refuse_resume_of_0_1,
     rows_text,
 )
+from whet.training.sections import ScaleSection
 from whet.types import WhetError, did_you_mean
 
 if TYPE_CHECKING:
+    from whet.record.log import RunRecorder
     from whet.record.trackers.tracking import Trackers
     from whet.training.assembly.assembly import Assembly
     from whet.training.distributed.ranks import Ranks
     from whet.training.run import TrainingResult
     from whet.types import StepReport
 
+SHORTEST_MEETING = 60.0  # seconds that a rank waits at least for the others, which start and import beside it
 RESUME, REPLACE = EXIST = ("resume", "replace")
 Rewards = RewardLike | Sequence[RewardLike] | Mapping[str, tuple[RewardLike, float]]
 
@@ -117,7 +120,7 @@ def train(
     if parts is not None:
         layer["reward"] = reward_section(parts)
     layer = merged(layer, environment_section(env, tools, agent))
-    with training_session(launch) as session:
+    with training_session(launch, _patience(launch, config, layer)) as session:
         base = read_toml(config) if isinstance(config, str | Path) else plain_settings(config or {})
         width = stated_width(model.config) if model is not None and model_name(model) is None else None
         count = None if rows is None else len(rows)
@@ -191,7 +194,8 @@ def resume(
     refuse_while_importing("whet.resume")
     check_callbacks(callbacks)
     path = folder.folder if isinstance(folder, Run) else Path(folder)
-    with training_session(launched()) as session:
+    launch = launched()
+    with training_session(launch, _patience(launch, path / CONFIG, settings or {})) as session:
         environment_section(env, tools, None)  # what is in no file is found by its name again
         config = read_config(path)
         refuse_resume_of_0_1(path)
@@ -225,6 +229,22 @@ def resume(
         files = RunFiles(config, path, command, Resumed(chosen, done, accept_changes, changes))
         session.redirect_output(path, streams=bool(command))
         return _run(session, files, made_rewards(parts), callbacks, console)
+
+
+def _patience(launch: Launch, config: str | Path | Mapping[str, Any] | None, settings: Mapping[str, Any]) -> float:
+    """How long this rank waits until the others are there: `scale.timeout`, read before the settings are checked.
+
+    That is done when the ranks have met: then all of them hear what is wrong with one's settings.
+    """
+    default = ScaleSection().timeout
+    if launch.size == 1:
+        return default
+    try:
+        base = read_toml(config) if isinstance(config, str | Path) else config or {}
+        stated = ScaleSection.model_validate({"timeout": merged(base, settings)["scale"]["timeout"]}).timeout
+    except Exception:
+        return default
+    return max(stated, SHORTEST_MEETING)
 
 
 def existing_run(
@@ -278,6 +298,8 @@ def _train_on_ray(
 def _run(session: TrainingSession, files: RunFiles, rewards: Any, callbacks: Sequence[Any], console: bool) -> Run:
     """The run of the first rank: assembled, trained, and its report written, or what broke it told."""
     started, begun = time.time(), time.monotonic()  # imports are part of the start
+    if session.group is None:
+        begin_cuda(files.config)
     from whet.data.pieces import TokenPieces
     from whet.pages.run_report import write_report
     from whet.record.log import RunRecorder
@@ -288,6 +310,7 @@ def _run(session: TrainingSession, files: RunFiles, rewards: Any, callbacks: Seq
     if not session.is_first:
         return _run_silently(session, files, rewards)
 
+    imports = time.monotonic() - begun
     config, folder, group = files.config, files.folder, session.group
     display, record, summary, first, opened = None, None, {}, _FirstStep(), contextlib.ExitStack()
     trackers: Trackers | None = None
@@ -312,6 +335,7 @@ def _run(session: TrainingSession, files: RunFiles, rewards: Any, callbacks: Seq
         followers = [follower for follower in (display, *callbacks, *reviewers, trackers) if follower is not None]
         everyone = [first, *followers]
         start_up = time.monotonic() - begun
+        session.collect_seldom()
         with crash_reporter(folder) as let_go:
             if group is not None:
                 group.share_watch()
@@ -351,10 +375,11 @@ def _run(session: TrainingSession, files: RunFiles, rewards: Any, callbacks: Seq
     finally:
         processes = _processes(assembly)
         opened.close()  # before the report: processes elsewhere have nothing left to do
-    with defer_signals(), _finishing(folder):
+    with defer_signals(), _finishing(folder, record, outcome.steps):
         assert assembly is not None
         ending = {
             **_ending(outcome, start_up),
+            "start_up": {"imports": imports, **assembly.seconds},
             "models": _models(folder),
             "memory": _peak_memory(assembly.trainer.model),
             **processes,
@@ -366,7 +391,9 @@ def _run(session: TrainingSession, files: RunFiles, rewards: Any, callbacks: Seq
             record_effect(folder, reward_hash, ledger)
         refuse_lost(record, outcome.steps)
         report = write_report(folder, {**summary, **ending})
+        refuse_lost(record, outcome.steps)
         record.finished(ending)  # the last write: whoever finds the run finished finds everything else
+        refuse_lost(record, outcome.steps)
         next_command = _next_command(config, folder, outcome)
         notify(everyone, "finished", {**summary, **ending, "report": str(report), "next": next_command})
     return Run(folder)
@@ -433,7 +460,7 @@ def _run_silently(session: TrainingSession, files: RunFiles, rewards: Any) -> Ru
 
 
 def _last_words(
-    folder: Path, record: Any, summary: Mapping[str, Any], let_go: Callable[[], None]
+    folder: Path, record: RunRecorder, summary: Mapping[str, Any], let_go: Callable[[], None]
 ) -> Callable[[str], None]:
     """What is left to do where another rank is lost and the main thread cannot be interrupted."""
     from whet.pages.run_report import write_report
@@ -450,16 +477,19 @@ def _last_words(
 
 
 @contextlib.contextmanager
-def _finishing(folder: Path) -> Iterator[None]:
+def _finishing(folder: Path, record: RunRecorder, step: int) -> Iterator[None]:
     """The last writes of a run whose training is done: an error there costs the report, not the training."""
-    from whet.training.run import FolderLost
+    from whet.training.run import FolderLost, folder_lost
 
     try:
         yield
+    except FolderLost:
+        raise
     except Exception as error:
+        if (lost := folder_lost(record, step)) is not None:
+            raise lost from error
         _name_folder(error, folder)
-        if not isinstance(error, FolderLost):
-            error.add_note(f"the training itself is done and saved; `whet resume {folder}` writes what is missing")
+        error.add_note(f"the training itself is done and saved; `whet resume {folder}` writes what is missing")
         raise
 
 
@@ -470,7 +500,12 @@ def _name_folder(error: BaseException, folder: Path) -> None:
 
 
 def _break_off(
-    error: BaseException, folder: Path, record: Any, summary: Mapping[str, Any], display: Any, is_untouched: bool
+    error: BaseException,
+    folder: Path,
+    record: RunRecorder,
+    summary: Mapping[str, Any],
+    display: Any,
+    is_untouched: bool,
 ) -> None:
     """Leave a run that cannot go on as it should be found: its status, its report, and how to go on.
 
@@ -484,7 +519,7 @@ def _break_off(
     if display is not None:
         with contextlib.suppress(Exception):
             display.close()
-    if isinstance(error, FolderLost):  # nothing must be written in its place
+    if isinstance(error, FolderLost) or record.lost() is not None:  # nothing must be written in its place
         return
     if is_untouched and is_expected:
         with contextlib.suppress(OSError):

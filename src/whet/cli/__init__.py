@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import os
 import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from functools import cache
 from os import _exit  # kept from here on: while a reward is called, `os._exit` is refused to everybody
 from types import FrameType
@@ -31,11 +33,21 @@ class Interruption(BaseException):
 
 
 class _Commands(TyperGroup):
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        with _interruptions():
+            return super().make_context(*arguments, **options)
+
     def invoke(self, ctx: Any) -> Any:
-        try:
+        with _interruptions():
             return super().invoke(ctx)
-        except KeyboardInterrupt as error:
-            raise Interruption from error
+
+
+@contextlib.contextmanager
+def _interruptions() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        raise Interruption from error
 
 
 app = typer.Typer(
@@ -99,6 +111,7 @@ def main() -> None:
 
     2 is a mistake of the user's, 1 a run that failed or an error nobody expected, 130 Ctrl-C, 143 a termination.
     """
+    _fill_streams()
     heeded = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) == signal.SIG_DFL]
     for number in heeded:
         signal.signal(number, _stop)
@@ -114,6 +127,15 @@ def main() -> None:
     if line and not (ranks and ranks.is_silent()):
         _print_error(f"whet: {_one_line(line)}")
     _leave(code)
+
+
+def _fill_streams() -> None:
+    """Put /dev/null where a standard stream was closed: its number must not be that of the first file of a run."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            nothing = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+            os.set_inheritable(nothing, True)
+            setattr(sys, name, os.fdopen(nothing, mode))
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
@@ -244,6 +266,7 @@ def _leave(code: int) -> NoReturn:
         from whet.threads import Thread
 
         Thread(target=_leave_without, args=(left, code), daemon=True).start()
+    gc.freeze()  # else the interpreter looks at every object once more before it ends, which takes a second with torch
     raise SystemExit(code)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -74,6 +75,13 @@ def boxed(text: str) -> list[str]:
     inner frames. "\boxed 7" without braces holds what follows, up to white space or a dollar sign. An empty frame
     (\phantom) is left out.
     """
+    if "\\boxed" not in text and "\\fbox" not in text:  # then no brace and no number need be looked at
+        return []
+    return list(_boxes(text))
+
+
+@functools.lru_cache(maxsize=64)  # whoever reads a completion asks several times
+def _boxes(text: str) -> tuple[str, ...]:
     spans: list[tuple[int, int]] = []
     opened: list[_Brace] = []
     for match in BOX.finditer(text):
@@ -98,7 +106,7 @@ def boxed(text: str) -> list[str]:
             if not has_inner or brace.has_number:
                 spans.append((brace.start, match.start()))
     contents = [FRAME.sub(" ", text[start:end]).strip() for start, end in spans]
-    return [content for content in contents if not content.startswith("\\phantom")]
+    return tuple(content for content in contents if not content.startswith("\\phantom"))
 
 
 def after_hashes(text: str) -> list[str]:

@@ -148,10 +148,7 @@ def token_batch(
     width = max(len(sample.tokens) for sample in samples)
 
     def padded(values: Sequence[Tensor]) -> Tensor:
-        rows = values[0].new_zeros(len(values), width)
-        for row, value in zip(rows, values, strict=True):
-            row[: len(value)] = value
-        return rows
+        return pad_sequence(list(values), batch_first=True)
 
     rewards = [_number(sample.reward) for sample in samples]
     names = (
@@ -302,10 +299,10 @@ def _supports(samples: Sequence[Sample], width: int) -> Tensor | None:
     if all(sample.support is None for sample in samples):
         return None
     largest = max(int(sample.support.counts.max()) for sample in samples if sample.support is not None)
-    rows = torch.full((len(samples), width, largest), -1, dtype=torch.int32)
+    rows = torch.full((len(samples), width, max(largest, 1)), -1, dtype=torch.int32)
     for row, sample in enumerate(samples):
         if sample.support is None:
-            raise ValueError("some samples of the batch were drawn with truncation and some without")
+            continue
         positions = sample.action.nonzero()[:, 0].tolist()
         pieces = sample.support.ids.split(sample.support.counts.tolist())
         for position, ids in zip(positions, pieces, strict=True):

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from whet.settings.bounds import MOST_TOKENS
 from whet.settings.sections import Listed, Section, Table
+from whet.types import WhetError
 
 VERIFIERS = "verifiers:"  # what names of environments begin with that play by themselves
 NO_ENVIRONMENT = "none"  # of an evaluation: a completion to each prompt, whatever the run had
@@ -101,6 +102,14 @@ class EnvSection(Section):
         """True where an episode is one completion."""
         return not (self.name or self.tools or self.agent)
 
+    def most_tokens(self, budget: int) -> int:
+        """Tokens that an episode may grow by behind its prompt: turns of so many tokens at most, and answers."""
+        return self.max_tokens or 2 * self.max_turns * budget
+
+    def most_actions(self, budget: int) -> int:
+        """Tokens that the policy may write in one episode."""
+        return budget if self.is_single else min(self.max_turns * budget, self.most_tokens(budget))
+
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.agent and (self.name or self.tools):
@@ -151,4 +160,18 @@ def env_defaults(given: Mapping[str, Any]) -> Mapping[str, Any]:
 
         source = (given.get("data") or {}).get("source") or f"seeds:{num_tasks(name, section.get('settings') or {})}"
         return {"data": {"source": source}, "env": {"max_turns": 30}}
+    if isinstance(name, str) and ":" in name and not (given.get("data") or {}).get("source") and _is_gym(name):
+        return OWN_TASKS["gym"]
     return OWN_TASKS.get(name, {}) if isinstance(name, str) else {}
+
+
+def _is_gym(name: str) -> bool:
+    """Whether a class has Gymnasium's interface: its tasks are seeds. One that cannot be read is told of later."""
+    from whet.envs.find import GIVEN, interface
+    from whet.registry import imported
+
+    try:
+        thing = GIVEN[name] if name in GIVEN else imported(name, "environment")
+    except WhetError:
+        return False
+    return isinstance(thing, type) and interface(thing) == "gym"

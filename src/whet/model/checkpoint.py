@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 STATE = "state.json"
+PIECE, PIECE_NUMBER = 1 << 30, re.compile(r"_\d+$")  # bytes of a set of tensors that are one file; which one it is
 HIDDEN = re.compile(r"\.(step-\d{6,}|best|final)\.(partial|removed)")
 
 
@@ -42,6 +43,21 @@ def tensors_file(name: str) -> str:
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or name.startswith("model"):
         raise ValueError(f"{name!r} cannot name a set of tensors: lower-case words, and not model")
     return f"{name}.safetensors"
+
+
+def in_pieces(sets: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
+    """Large sets of tensors as several of about `PIECE` bytes, `optimizer` and `optimizer_2`: one file can be hashed by
+    one core only."""
+    pieces: dict[str, dict[str, Tensor]] = {}
+    for name, values in sets.items():
+        piece, size, count = pieces.setdefault(name, {}), 0, 1
+        for key, value in values.items():
+            if size and size + value.nbytes > PIECE:
+                count, size = count + 1, 0
+                piece = pieces.setdefault(f"{name}_{count}", {})
+            piece[key] = value
+            size += value.nbytes
+    return pieces
 
 
 def write_manifest(folder: Path, step: int, tensors: Sequence[str], files: Mapping[str, Written]) -> None:
@@ -231,8 +247,10 @@ def load_tensors(path: Path) -> dict[str, dict[str, Tensor]]:
     """The named sets of tensors in a checkpoint that was verified."""
     from safetensors.torch import load_file
 
-    names = read_manifest(path)["tensors"]
-    return {name: load_file(str(path / tensors_file(name))) for name in names}
+    sets: dict[str, dict[str, Tensor]] = {}
+    for name in read_manifest(path)["tensors"]:
+        sets.setdefault(PIECE_NUMBER.sub("", name), {}).update(load_file(str(path / tensors_file(name))))
+    return sets
 
 
 def checkpoint_state(path: Path) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from whet.model.block import (
     short_windows,
 )
 from whet.model.causal_lm import CausalLM
-from whet.model.decode_state import BatchShape, DecodeState
+from whet.model.decode_state import BatchShape, DecodeState, step_logits
 from whet.model.hooked_decode import HookedDecoder, attention_shape, disagreement
 from whet.model.lora import UnmergedLinear
 from whet.model.norms import unweighted_norm
@@ -55,6 +55,7 @@ class FusedDecoder(HookedDecoder):
     """A `HookedDecoder` with a step of its own; prompts still go through the model's modules."""
 
     inference = True
+    steps_in_modules = False
 
     def __init__(self, base: HookedDecoder, stack: BlockStack) -> None:
         super().__init__(base.lm, base.attended)
@@ -78,6 +79,8 @@ class FusedDecoder(HookedDecoder):
         weight: Tensor = stack.head.weight.detach().to(dtype)
         bias = stack.head.bias.detach().to(dtype) if has_bias(stack.head) else None
         last_norm: Tensor = stack.last_norm.weight.detach()  # type: ignore[operator, assignment]
+        if bias is None:
+            return layers, lambda x: step_logits((x * last_norm).to(dtype), weight)
         return layers, lambda x: F.linear((x * last_norm).to(dtype), weight, bias)
 
     def _gathered(self, block: Block) -> _StepWeights:

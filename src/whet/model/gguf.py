@@ -24,13 +24,14 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from whet.model.pretrained import first_line, quiet_transformers, read_model
+from whet.threads import in_threads
 from whet.types import WhetError
 
 if TYPE_CHECKING:
@@ -154,9 +155,9 @@ def convert(file: Path, folder: Path) -> None:
         with opened_once(file) as reader:
             facts = metadata(file, reader)
             with contextlib.redirect_stderr(io.StringIO()):  # a progress bar that cannot be switched off
+                tokenizer = fixed_tokenizer(file, facts)  # while other threads dequantise
                 with _without_lists(reader):
                     model = dequantised_model(file)
-                tokenizer = fixed_tokenizer(file, facts)
     except (ValueError, KeyError, RuntimeError, OSError, ImportError) as error:
         raise WhetError(
             f"{file}: transformers cannot read this GGUF ({first_line(error)}); "
@@ -237,11 +238,10 @@ def opened_once(file: Path) -> Iterator[GGUFReader]:
         raise WhetError(f"{file}: not a GGUF file ({first_line(error)}); copy or download it again") from error
     plain_reader, plain_dequantize, plain_map = gguf.GGUFReader, gguf.dequantize, gguf.get_tensor_name_map
     plain_parsed = loading._gguf_parse_value
-    with _large_groups(), ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1)) as pool:
-        pending = {
-            tensor.data.ctypes.data: pool.submit(plain_dequantize, tensor.data, tensor.tensor_type)
-            for tensor in reader.tensors
-        }
+    with _large_groups():
+        jobs = [functools.partial(plain_dequantize, tensor.data, tensor.tensor_type) for tensor in reader.tensors]
+        futures = in_threads(jobs, min(MOST_THREADS, os.cpu_count() or 1), "whet-gguf")
+        pending = {tensor.data.ctypes.data: future for tensor, future in zip(reader.tensors, futures, strict=True)}
 
         def open_reader(path: Any, mode: Any = "r") -> GGUFReader:
             return reader if mode == "r" and Path(path) == file else plain_reader(path, mode)
@@ -258,7 +258,7 @@ def opened_once(file: Path) -> Iterator[GGUFReader]:
         finally:
             gguf.GGUFReader, gguf.dequantize, gguf.get_tensor_name_map = plain_reader, plain_dequantize, plain_map
             loading._gguf_parse_value = plain_parsed
-            pool.shutdown(cancel_futures=True)
+            wait([future for future in futures if not future.cancel()])
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -102,6 +102,7 @@ class HookedDecoder:
     """Prefill and decode step of one model, whose own modules do everything but the attention."""
 
     inference = False  # whether everything it calls may run in torch's inference mode
+    steps_in_modules = True  # else the model's own layers are called for prompts and chunks alone
     first_position = 0  # of every prompt; a trial begins elsewhere
 
     def __init__(self, lm: CausalLM, attended: AttentionShape) -> None:
@@ -129,10 +130,14 @@ class HookedDecoder:
         before = self._weights
         try:
             self._weights = self.gathered() if gathered is None else gathered
-            with _attention(self._configs):
+            with self._hooked(self.steps_in_modules):
                 yield
         finally:
             self._weights = before
+
+    def _hooked(self, now: bool) -> AbstractContextManager[None]:
+        """Telling a config which attention it has takes as long as a small step: not where no layer is called."""
+        return _attention(self._configs) if now else nullcontext()
 
     def prefill(self, tokens: Tensor, lengths: Sequence[int], slots: Sequence[int], state: DecodeState) -> None:
         """Read prompts [P, L], padded on the right, into their slots."""
@@ -140,10 +145,19 @@ class HookedDecoder:
         length, slot = torch.tensor(lengths, device=device), torch.tensor(slots, device=device)
         positions = (torch.arange(tokens.shape[1], device=device) + self.first_position)[None].expand(tokens.shape)
         state.filling = slot
-        with _doing(_Prefill(state)):
+        with self._hooked(not self.steps_in_modules), _doing(_Prefill(state)):
             hidden = self.lm.hidden(tokens.to(device), None, positions)
         state.prompt_state[slot] = hidden[torch.arange(len(slot), device=device), length - 1].to(state.prompt_state)
         state.prompt_length[slot] = length
+
+    def prefill_rest(
+        self, tokens: Tensor, starts: Sequence[int], lengths: Sequence[int], slots: Sequence[int], state: DecodeState
+    ) -> None:
+        """Read the rest [P, L] of prompts, padded on the right, behind the first `starts` places of their slots."""
+        extension = state.begin_extension(slots, None, starts, lengths, 0)
+        hidden = self._read(tokens, extension, state)
+        state.prompt_state[extension.row] = hidden.to(state.prompt_state)
+        state.prompt_length[extension.row] = extension.places[:, -1] + 1
 
     def first_logits(self, slots: Tensor, state: DecodeState) -> Tensor:
         """[len(slots), V]: of the first token of a completion to the prompts in these slots."""
@@ -151,10 +165,14 @@ class HookedDecoder:
 
     def extend(self, tokens: Tensor, extension: Extension, state: DecodeState) -> Tensor:
         """Read chunks [R, T], padded on the right; logits [R, V] behind each one's last token."""
+        return self.lm.logits(self._read(tokens, extension, state))
+
+    def _read(self, tokens: Tensor, extension: Extension, state: DecodeState) -> Tensor:
+        """The states [R, width] of each chunk's last token."""
         positions = extension.positions + self.first_position
-        with _doing(_ReadingOn(state, extension)):
+        with self._hooked(not self.steps_in_modules), _doing(_ReadingOn(state, extension)):
             hidden = self.lm.hidden(tokens.to(state.device), None, positions)
-        return self.lm.logits(hidden[torch.arange(len(hidden), device=hidden.device), extension.last])
+        return hidden[torch.arange(len(hidden), device=hidden.device), extension.last]
 
     def step(self, tokens: Tensor, state: DecodeState) -> Tensor:
         """Read one token per row, int64 [rows]; logits [rows, V] of the next. `state.count` is left as it was."""

@@ -33,6 +33,12 @@ CONTEXT_FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
 WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
 MOST_SHOWN = 100  # characters of a name in an error line
+EXHAUSTED = (
+    "can't allocate memory",
+    "out of memory",
+    "new thread",
+    "Cannot allocate",
+)  # of the machine, not of a model
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -162,9 +168,10 @@ def from_folder(folder: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, PreT
     except WhetError:
         raise
     except Exception as error:
-        raise WhetError(
-            f"model {folder}: transformers cannot load it ({first_line(error)}); save or download the folder again"
-        ) from error
+        is_spent = isinstance(error, MemoryError) or any(sign in str(error) for sign in EXHAUSTED)
+        fix = "end other processes, or raise the limits of this one (ulimit -a)"
+        fix = fix if is_spent else "save or download the folder again"
+        raise WhetError(f"model {folder}: transformers cannot load it ({first_line(error)}); {fix}") from error
 
 
 def require_model_files(folder: Path) -> None:

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whet.model.block import Block, BlockSizes, BlockStack, has_bias, norm_weight
-from whet.model.decode_state import AttentionShape, BatchShape, DecodeState, Extension
+from whet.model.decode_state import AttentionShape, BatchShape, DecodeState, Extension, fresh_zeros, step_logits
 from whet.model.hooked_decode import HookedDecoder
 
 HIDDEN = -1e30  # finite: 0 times an infinite number is not a number
@@ -114,8 +114,8 @@ class RowState(CopiedPromptState):
     def __init__(self, shape: BatchShape, attended: AttentionShape, state_size: int, device: torch.device) -> None:
         super().__init__(shape, attended, state_size, device)
         heads, size, width = attended.num_heads, attended.head_size, self._first + shape.completion_width
-        self._keys = [torch.zeros(shape.rows, heads, width, size + 1) for _ in self._layers]
-        self._values = [torch.zeros(shape.rows, heads, width, size) for _ in self._layers]
+        self._keys = [fresh_zeros((shape.rows, heads, width, size + 1)) for _ in self._layers]
+        self._values = [fresh_zeros((shape.rows, heads, width, size)) for _ in self._layers]
         self._flat = [(k.view(-1, size + 1), v.view(-1, size)) for k, v in zip(self._keys, self._values, strict=True)]
         # the flat place of each head's first own column
         self._head_from = torch.arange(shape.rows * heads).view(shape.rows, heads) * width + self._first
@@ -151,6 +151,8 @@ class RowState(CopiedPromptState):
     def extension_attention(
         self, layer: int, extension: Extension, kv: tuple[Tensor, Tensor], query: Tensor, scale: float
     ) -> Tensor:
+        if extension.in_slots:
+            return super().extension_attention(layer, extension, kv, query, scale)
         size, row = self.attended.head_size, extension.row
         prompt_width, own_width = extension.widths
         keys, values = self._keys[layer], self._values[layer]
@@ -160,12 +162,22 @@ class RowState(CopiedPromptState):
         column = column + self._first
         keys.transpose(1, 2)[to_row, column] = F.pad(_paired(extension.tokens_of(kv[0])), (0, 1))
         values.transpose(1, 2)[to_row, column] = extension.tokens_of(kv[1])
-        used = torch.cat([torch.arange(prompt_width), self._first + torch.arange(own_width)])
-        keys, values = (cache.index_select(0, row).index_select(2, used) for cache in (keys, values))
+        # narrowed before rows are taken: most of the columns are not in use
+        parts = ((0, prompt_width), (self._first, own_width))
+        keys, values = (
+            torch.cat([cache.narrow(2, start, width).index_select(0, row) for start, width in parts], 2)
+            for cache in (keys, values)
+        )
         mask, repeats = extension.masks[self.attended.windows[layer]], query.shape[1] != keys.shape[1]
         return F.scaled_dot_product_attention(
             _paired(query), keys[..., :size], values, mask, scale=scale, enable_gqa=repeats
         )
+
+    def _own_places(self, layer: int, row: int, width: int) -> Tensor:
+        own = slice(self._first, self._first + width)
+        keys = self._keys[layer][row, :, own, : self.attended.head_size]
+        unpaired = keys.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
+        return torch.stack([unpaired, self._values[layer][row, :, own]])
 
     def move_rows(self, sources: Sequence[int], targets: Sequence[int], width: int) -> None:
         source, target = torch.tensor(sources), torch.tensor(targets)
@@ -260,6 +272,7 @@ class RingDecoder(HookedDecoder):
     """A described model's step on a `RingState`; prompts go through the model's own modules."""
 
     inference = True
+    steps_in_modules = False
 
     def __init__(self, base: HookedDecoder, stack: BlockStack) -> None:
         super().__init__(base.lm, base.attended)
@@ -303,7 +316,7 @@ class RingDecoder(HookedDecoder):
         assert stack.head is not None
         layers = [self._gathered(block, packed) for block in stack.blocks]
         last_norm: Tensor = stack.last_norm.weight.detach()  # type: ignore[operator, assignment]
-        return layers, stack.head.weight.detach().t(), last_norm * self._root
+        return layers, stack.head.weight.detach(), last_norm * self._root
 
     def _gathered(self, block: Block, packed: bool) -> _RingWeights:
         scale, head_norm, whole = self._stack.sizes.scale, None, False
@@ -379,7 +392,7 @@ class RingDecoder(HookedDecoder):
             torch.mul(F.silu(buffers.gate, inplace=True), buffers.up, out=buffers.gated)
             buffers.leave(buffers.inner, layer.narrow, after_mlp)
         buffers.enter(True)
-        return torch.mm(buffers.normed.mul_(last_norm), head)
+        return step_logits(buffers.normed.mul_(last_norm), head)
 
     def _norm_heads(self, buffers: _StepBuffers, weight: Tensor, whole: bool) -> None:
         if not whole:

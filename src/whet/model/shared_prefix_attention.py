@@ -29,8 +29,10 @@ from whet.model.trials import verdict
 
 NAME = "whet_shared_prefix"
 
-# A layer alone, on the same input. Rounding is a few 1e-6 at any width; a mistake is 1e-3 and more.
-LAYER_TOLERANCE = 5e-5
+# A layer alone, on the same input. Rounding is a few 1e-6 with random weights at any width, and 5e-5 where trained ones
+# make large scores (Qwen2.5-Coder-1.5B); a mistake is 1e-3 and more.
+LAYER_TOLERANCE = 2e-4
+STREAM_ROUNDING = 4e-6  # of the largest number of a token's stream: sums of float32 that cancel
 HALF_TOLERANCE = 5e-2  # of the whole trunk in half precision
 STATES_TOLERANCE = 3e-4  # of the whole trunk: rounding grows with depth, to 1.2e-5 in a model of 7B weights
 
@@ -358,8 +360,10 @@ def layer_agrees(before: Tensor, ours: Tensor, theirs: Tensor) -> bool:
 def layer_gap(before: Tensor, ours: Tensor, theirs: Tensor) -> float:
     """The largest difference of a token's states, in units of what rounding explains."""
     error = (ours - theirs).abs().amax(-1)
-    # what the layer adds is what can be wrong; adding it to a large residual stream rounds
-    allowed = LAYER_TOLERANCE * (theirs - before).abs().amax(-1).median() + 1e-6 * theirs.abs().amax(-1)
+    # what the layer adds is what can be wrong; adding it to a large residual stream rounds, and so does taking it out:
+    # trained models carry a few numbers in the thousands through most layers, and drop them near the end
+    stream = torch.maximum(before.abs().amax(-1), theirs.abs().amax(-1))
+    allowed = LAYER_TOLERANCE * (theirs - before).abs().amax(-1).median() + STREAM_ROUNDING * stream
     gap = float((error / allowed).max())
     return gap if math.isfinite(gap) else math.inf
 

@@ -80,7 +80,7 @@ def token_logp(
     tokens: Tensor,  # int64 [N, T], right-padded: a causal trunk never looks at padding that comes later
     action: Tensor,  # bool [N, T]
     temperature: float = 1.0,
-    support: Tensor | None = None,  # int32 [N, T, S], -1 padding
+    support: Tensor | None = None,  # int32 [N, T, S] as in `whet.types.Support`, -1 padding
     details: Details | None = None,
 ) -> TokenScores:
     """Scores under the distribution that is sampled from: logits / temperature, renormalised on `support` if given.
@@ -321,10 +321,18 @@ class _Head:
     details: Details
 
     def logits(self, lm: CausalLM, states: Tensor, support: Tensor | None) -> Tensor:
-        logits = lm.logits(states) / self.temperature
-        if support is None:
-            return logits
-        return logits.gather(-1, support.clamp(min=0).long()).masked_fill(support < 0, float("-inf"))
+        return _among(lm.logits(states) / self.temperature, support)
+
+
+def _among(logits: Tensor, support: Tensor | None) -> Tensor:
+    """Logits [A, V], -inf where the support [A, S] says that nothing could be drawn."""
+    if support is None:
+        return logits
+    nowhere = logits.shape[-1]
+    ids = torch.where(support >= 0, support, torch.where(support < -1, -2 - support, nowhere)).long()
+    named = torch.zeros(len(logits), nowhere + 1, dtype=torch.bool, device=logits.device).scatter_(1, ids, True)
+    allowed = named[:, :-1] == (support >= 0).any(-1, keepdim=True)  # those that are named, or all others
+    return logits.masked_fill(~allowed, float("-inf"))
 
 
 def _scores(
@@ -363,7 +371,7 @@ def _chunk(
     where not wanted."""
     whole = head.lm.logits(states) / head.temperature
     picked = whole.gather(-1, targets[:, None])[:, 0]
-    logits = whole if support is None else head.logits(head.lm, states, support)
+    logits = _among(whole, support)
     norm = logits.logsumexp(-1)
     if head.details.entropy_gradient:
         entropy = _entropy(logits - norm[:, None])

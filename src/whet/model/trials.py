@@ -1,16 +1,30 @@
 """What was tried out on a checkpoint holds for every copy of it: one that is read again is not tried again.
 
 The stages of a pipeline, the runs of a comparison and the policies of an evaluation read the same files many times.
+Where a trial takes long and finds nothing wrong, that is noted in the cache folder, for this code, these packages and
+this device: a large model need not be tried out at every start.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import hashlib
+import importlib.util
+import platform
+import sys
+import time
 from collections.abc import Callable, Hashable
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from whet.model.gguf import cache_folder
+
+LONG = 0.5  # seconds of a trial, from which on it is worth a note
 SAMPLED = 8  # numbers from either end of every tensor: other weights are another checkpoint
 _VERDICTS: dict[Hashable, str] = {}
 
@@ -43,8 +57,40 @@ def verdict(name: str, lm: Tried, trial: Callable[[], str]) -> str:
     if signature is None:
         return trial()
     if (name, signature) not in _VERDICTS:
-        _VERDICTS[name, signature] = trial()
+        _VERDICTS[name, signature] = _noted_verdict(_note(name, signature, lm.model), trial)
     return _VERDICTS[name, signature]
+
+
+def _noted_verdict(note: Path, trial: Callable[[], str]) -> str:
+    """What the trial says; an earlier process may have noted that it found nothing wrong."""
+    if note.is_file():
+        return ""
+    begun = time.perf_counter()
+    said = trial()
+    if not said and time.perf_counter() - begun > LONG:
+        with contextlib.suppress(OSError):  # a cache is no reason to fail
+            note.parent.mkdir(parents=True, exist_ok=True)
+            note.touch()
+    return said
+
+
+def _note(name: str, signature: Hashable, model: nn.Module) -> Path:
+    """The file that stands for a trial without a finding."""
+    device = next(model.parameters()).device
+    card = str(torch.cuda.get_device_properties(device)) if device.type == "cuda" else ""
+    key = repr((name, signature, card, _software()))
+    return cache_folder() / "trials" / hashlib.sha256(key.encode()).hexdigest()[:32]
+
+
+@functools.cache
+def _software() -> tuple[str, ...]:
+    """What decides about a trial besides the model: the code that is tried out, and what it stands on."""
+    total, package = hashlib.sha256(), Path(__file__).parents[1]
+    for file in sorted(path for room in ("model", "rollout") for path in (package / room).rglob("*.py")):
+        total.update(file.read_bytes())
+    names = ("torch", "transformers", "triton")
+    versions = [version(name) for name in names if importlib.util.find_spec(name) is not None]
+    return (total.hexdigest(), *versions, platform.machine(), sys.version)
 
 
 def _signature(lm: Tried) -> Hashable | None:

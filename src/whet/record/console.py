@@ -55,7 +55,7 @@ class Console:
 
     def __init__(self, stream: TextIO | None = None, seconds_between_lines: float = 2.0) -> None:
         """`seconds_between_lines` thins the plain lines of very fast steps; it has no effect on a terminal."""
-        self._stream = stream if stream is not None else sys.stdout
+        self._stream = stream or sys.stdout or io.StringIO()  # a process may have been started without stdout
         self._terminal = Terminal(file=self._stream, highlight=False, markup=False, emoji=False)
         # asked of the stream itself: colour forced through the environment does not make a pipe a terminal
         self._is_live = self._stream.isatty() and not self._terminal.is_dumb_terminal
@@ -179,10 +179,9 @@ class Console:
             self._terminal.print(rows, width=min(WIDTH, self._terminal.width))
         else:
             # a log file has no width: lines are not folded, so that they can be searched
-            wide = Terminal(width=400, color_system=None, highlight=False, markup=False, emoji=False)
-            with wide.capture() as captured:
-                wide.print(rows)
-            self._write("\n".join(line.rstrip() for line in captured.get().splitlines()))
+            page = io.StringIO()
+            Terminal(file=page, width=400, color_system=None, highlight=False, markup=False, emoji=False).print(rows)
+            self._write("\n".join(line.rstrip() for line in page.getvalue().splitlines()))
 
     def _write(self, text: str) -> None:
         encoding = getattr(self._stream, "encoding", None) or "utf-8"

@@ -112,11 +112,6 @@ class Evaluations:
         """The best one, the evaluation before the first step included; of equal ones the first."""
         return _best(self.measured)
 
-    @cached_property
-    def best_trained(self) -> Measurement | None:
-        """The best one after a step: what `best/` holds the model of."""
-        return _best([measurement for measurement in self.measured if measurement.step > 0])
-
     @property
     def last(self) -> Measurement | None:
         """The newest one."""
@@ -201,26 +196,29 @@ class Evaluations:
     @property
     def text(self) -> str:
         """Best and last in one line; empty without an evaluation after a step."""
-        best, last, trained = self.best, self.last, self.best_trained
-        if best is None or last is None or trained is None:
+        best, last = self.best, self.last
+        if best is None or last is None or not last.step:
             return ""
         of = f" of {last.size:,} eval rows" if last.size else ""
         if best is last:
             return f"{words(last.metric)} is best at the last step, {last.step}: {last.text}{of}"
         at = f"best at step {best.step}" if best.step else "best before the first step"
         fell = ", significantly below it" if self.fell_from is not None else ""
-        if trained is last:
-            return f"{words(last.metric)} {at}: {best.text}{of}; the last, step {last.step}: {last.text}{fell}"
-        model = "best/ holds the best" if best.step else f"best/ holds step {trained.step}: {trained.text}"
-        return f"{words(last.metric)} {at}: {best.text}{of}; the last, step {last.step}: {last.text}{fell}; {model}"
+        return f"{words(last.metric)} {at}: {best.text}{of}; the last, step {last.step}: {last.text}{fell}"
 
 
 def evaluations_of(evals: Sequence[EvalRecord], preferred: Sequence[str], size: int = 0) -> Evaluations:
-    """`preferred` are the metrics of the run's kind, the headline first; `size` is for a log that does not say it."""
+    """`preferred` are the metrics of the run's kind, the headline first; `size` is for a log that does not say it.
+
+    The metric is one that all evaluations have: a reward that can be a fraction is an accuracy only where every
+    completion happened to get all or nothing.
+    """
     if not evals:
         return Evaluations()
     own = [evaluation for evaluation in evals if evaluation.name == evals[0].name]
-    name = headline(plain_metrics(own[-1].result), preferred)
+    last = plain_metrics(own[-1].result)
+    shared = {name: value for name, value in last.items() if all(name in evaluation.result for evaluation in own)}
+    name = headline(shared or last, preferred)
     if name is None:
         return Evaluations()
     return measured_by(own, name, size)

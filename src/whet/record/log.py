@@ -14,7 +14,7 @@ import json
 import logging
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -58,11 +58,13 @@ class LogDigest:
     def __init__(self) -> None:
         self._lines, self._hash = 0, hashlib.sha256()
 
-    def add(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Count the lines and take them into the digest, in order, without their `seconds` and `machine`."""
-        for line in lines:
-            self._lines += 1
-            self._hash.update(_encoded({name: value for name, value in line.items() if name not in CLOCKED}))
+    def add(self, line: Mapping[str, Any]) -> bytes:
+        """Count the line and take it into the digest without its `seconds` and `machine`; the line as it is written."""
+        text = _encoded(line)
+        timeless = {name: value for name, value in line.items() if name not in CLOCKED}
+        self._lines += 1
+        self._hash.update(text if len(timeless) == len(line) else _encoded(timeless))
+        return text
 
     def values(self) -> dict[str, Any]:
         """`lines` and `sha256`, as a checkpoint stores them."""
@@ -85,7 +87,7 @@ def log_ends(folder: Path | str, position: Mapping[str, Mapping[str, Any]]) -> d
         path, wanted = Path(folder) / name, position.get(name) or LogDigest().values()
         digest, end = LogDigest(), 0
         for line, end_of_line in _lines_and_ends(path, int(wanted["lines"])):
-            digest.add([line])
+            digest.add(line)
             end = end_of_line
         actual = digest.values()
         if actual["lines"] < wanted["lines"]:
@@ -124,11 +126,11 @@ class RunRecorder:
         self._summary: dict[str, Any] = {}
         self._logs: dict[str, BinaryIO] = {}
         self._digests: dict[str, LogDigest] = {}
-        self._place: os.stat_result | None = None
+        self._places: dict[Path, os.stat_result] = {}  # of the folder and the logs, where the run wrote them
 
     def started(self, summary: Mapping[str, Any]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._place = self.folder.stat()
+        self._places[self.folder] = self.folder.stat()
         self._summary = {"status": "running", "finished": None, **summary}
         replace_summary(self.folder, self._summary)
 
@@ -181,21 +183,13 @@ class RunRecorder:
 
     def lost(self) -> str | None:
         """What is no longer where the run wrote it: its folder or a log was deleted, moved or replaced; else None."""
-        try:
-            if self._place is not None and not os.path.samestat(self._place, self.folder.stat()):
-                return str(self.folder)
-        except OSError:
-            return str(self.folder)
-        for name in self._beside:
-            if not (self.folder / name).is_file():
-                return str(self.folder / name)
-        for name, log in self._logs.items():
+        for path, place in self._places.items():
             try:
-                if not os.path.samestat(os.fstat(log.fileno()), (self.folder / name).stat()):
-                    return str(self.folder / name)
+                if not os.path.samestat(place, path.stat()):
+                    return str(path)
             except OSError:
-                return str(self.folder / name)
-        return None
+                return str(path)
+        return next((str(self.folder / name) for name in self._beside if not (self.folder / name).is_file()), None)
 
     def close(self) -> None:
         """Close the logs without forcing them to disk (`sync` does); a later write opens them again."""
@@ -208,15 +202,17 @@ class RunRecorder:
             return
         if name not in self._logs:
             self._logs[name] = _open_log(self.folder / name)
-        self._written(name).add(lines)
-        self._logs[name].write(b"".join(_encoded(line) for line in lines))
+            self._places[self.folder / name] = os.fstat(self._logs[name].fileno())
+        digest = self._written(name)
+        self._logs[name].write(b"".join([digest.add(line) for line in lines]))
         self._logs[name].flush()
 
     def _written(self, name: str) -> LogDigest:
         """What the log holds; read from it where another process began it."""
         if name not in self._digests:
             self._digests[name] = LogDigest()
-            self._digests[name].add(_raw_lines(self.folder / name))
+            for line in _raw_lines(self.folder / name):
+                self._digests[name].add(line)
         return self._digests[name]
 
 

@@ -57,36 +57,47 @@ def claimed_place(
                 raise
     except BaseException:
         if not (folder / config).exists():
-            with contextlib.suppress(OSError):  # something stands there that is not ours
-                for path in made:
-                    path.rmdir()
+            _remove_empty(made)
         raise
 
 
 def _new_folder(folder: Path) -> tuple[Path, list[Path]]:
     """The folder, made where it is not there, and those of its path that are new, the innermost first."""
     made: list[Path] = []
-    try:
-        for path in reversed((folder, *folder.parents)):
-            if not path.is_dir():
-                with contextlib.suppress(FileExistsError):  # made by somebody else in the meantime
-                    path.mkdir()
-                    made.insert(0, path)
-        if not folder.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-    except OSError as error:
-        for path in made:
-            path.rmdir()
-        raise WhetError(f"{folder}: cannot write the run there ({error.strerror}); give another folder") from error
-    return folder, made
+    patience = time.monotonic() + PATIENCE
+    while True:
+        try:
+            for path in reversed((folder, *folder.parents)):
+                if not path.is_dir():
+                    with contextlib.suppress(FileExistsError):  # made by somebody else in the meantime
+                        path.mkdir()
+                        made.insert(0, path)
+            if folder.is_dir():
+                return folder, made
+            number = errno.ENOTDIR if os.path.lexists(folder) and not folder.is_dir() else errno.ENOENT
+            raise OSError(number, os.strerror(number))
+        except OSError as error:
+            if isinstance(error, FileNotFoundError) and time.monotonic() < patience:
+                continue  # another process, whose run does not begin, has just taken back what it made
+            _remove_empty(made)
+            raise WhetError(f"{folder}: cannot write the run there ({error.strerror}); give another folder") from error
+
+
+def _remove_empty(folders: Sequence[Path]) -> None:
+    """Remove folders, the innermost first, up to one in which there is something."""
+    with contextlib.suppress(OSError):
+        for folder in folders:
+            folder.rmdir()
 
 
 def _next_folder(name: str) -> tuple[Path, list[Path]]:
     """The next free folder for `name`; of several processes that start together each gets its own."""
+    earlier: list[Path] = []
     while True:
         folder, made = _new_folder(next_free_folder(name))
         if folder in made:
-            return folder, made
+            return folder, made + earlier
+        earlier = made + earlier
 
 
 def discard(folder: Path) -> None:

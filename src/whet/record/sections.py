@@ -17,7 +17,7 @@ class ReportSection(Section):
         "state", description="state: checkpoints that the run can be resumed from; weights: the model alone"
     )
     save_every: int = Field(
-        0, ge=0, le=MOST_STEPS, description="steps between checkpoints; 0: as often as 2% of the wall time pays for"
+        0, ge=0, le=MOST_STEPS, description="steps between checkpoints; 0: as often as 1% of the wall time pays for"
     )
     keep_checkpoints: int = Field(
         2, ge=1, le=MOST_STEPS, description="checkpoints to keep; older ones are deleted, the best and final models not"

@@ -36,6 +36,7 @@ from typing import Any
 
 from whet.protocols import Reward
 from whet.reward.failure import RewardFailure, call_name, sample_name
+from whet.threads import in_threads
 from whet.types import Prompt, Sample, WhetError
 
 ABOUT = ("num_tokens", "finished", "returned", "trajectory", "num_turns")
@@ -287,7 +288,6 @@ def awaited(values: Sequence[Any]) -> list[Any]:
     if not waiting:
         return list(values)
     import asyncio
-    from concurrent.futures import ThreadPoolExecutor
 
     async def gather() -> list[Any]:
         return await asyncio.gather(*waiting)
@@ -297,8 +297,8 @@ def awaited(values: Sequence[Any]) -> list[Any]:
     except RuntimeError:
         answers = iter(asyncio.run(gather()))
     else:
-        with ThreadPoolExecutor(1) as pool:
-            answers = iter(pool.submit(asyncio.run, gather()).result())
+        (answered,) = in_threads([lambda: asyncio.run(gather())], 1, "whet-async")
+        answers = iter(answered.result())
     return [next(answers) if inspect.isawaitable(value) else value for value in values]
 
 

@@ -24,6 +24,7 @@ Fenced blocks of a completion, in the markdown that models write: in lists, in q
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import json
 import logging
@@ -41,6 +42,7 @@ from whet.reward.sandbox.job import Job, JobResult, Limits, ProgramJob, UnitTest
 from whet.reward.sandbox.pool import shared_sandbox
 from whet.reward.sandbox.suite import expected_names, holds_check, num_results, why_unscorable
 from whet.reward.sandbox.suite_runner import NOT_REACHED
+from whet.threads import Thread
 from whet.types import Prompt, Sample, WhetError
 
 QUOTE = r"(?:[ \t]{0,3}>[ \t]?)*"
@@ -120,6 +122,7 @@ MULTIPLE = 10
 WALL = 3  # seconds on the clock for a second of processor time: the machine has other things to do
 LEAST_WALL = 3.0  # seconds on the clock in any case
 MOST_ROWS = 3  # that the log names
+MOST_PROGRAMS = 1 << 14  # that are remembered: more than a step or a few evaluations have
 
 logger = logging.getLogger(__name__)
 
@@ -233,9 +236,35 @@ class CodeTests:
             written.append(programs.setdefault(key, known))
         self._run([program for key, program in programs.items() if key not in self._memory.programs])
         self._memory.programs |= programs
+        for key in list(self._memory.programs)[:-MOST_PROGRAMS]:
+            self._memory.programs.pop(key, None)
         self._note(written)
         self._memory.last_seconds = [program.seconds for program in written]
         return [self._score(program) for program in written]
+
+    def apart(self) -> CodeTests:
+        """The same reward for evaluations. What it notes belongs to no step, so nobody takes its notes: a program that
+        an earlier evaluation ran is not run again, and most of a greedy policy's programs stay as they are."""
+        return replace(self, _memory=RunMemory(limits=self._memory.limits, timeouts=deque(maxlen=0)))
+
+    def begin_timing_golds(self, prompts: Sequence[Prompt]) -> None:
+        """Time the gold solutions that take long, in a thread, while nobody waits: the first program that does would
+        wait for its prompt's, and then be run once more."""
+
+        def work() -> None:
+            with contextlib.suppress(WhetError):  # whoever scores the first completion says it
+                self._time_slow_golds(prompts)
+
+        Thread(target=work, name="whet-golds", daemon=True).start()
+
+    def _time_slow_golds(self, prompts: Sequence[Prompt]) -> None:
+        golds: list[CandidateProgram] = []
+        for prompt in prompts:
+            if (gold := gold_solution(prompt)) is not None:
+                tests = tests_of(prompt, self.prelude, self.tolerance)
+                golds.append(CandidateProgram(prompt, tests, code_of(gold, tests.names)))
+        self._run_within(golds, [FLOOR_SECONDS] * len(golds))
+        self._measure_golds([gold for gold in golds if gold.is_out_of_time])
 
     def take_notes(self) -> dict[str, float]:
         """How many programs ran into a time limit since the last call, and the seconds they were allowed."""

@@ -14,7 +14,7 @@ from whet.model.hooked_decode import HookedDecoder
 from whet.model.shared_prefix import long_tensor
 from whet.rollout.expert_log import ExpertLog
 from whet.rollout.sampling import Draw, draw
-from whet.rollout.scheduler import DecodeJob, TokenLog
+from whet.rollout.scheduler import DecodeJob, HeldBeginning, TokenLog, passes
 from whet.types import SessionShape
 
 STEPS_PER_LOOK = 16  # at a device that has to be waited for; rows that ended meanwhile are cut
@@ -56,7 +56,7 @@ class BufferBackend:
         widths = (longest, self._budget)
         self._experts = None if of is None else ExpertLog(of, self.num_rows, self.num_slots, widths, self._device)
         self._routing: RoutingPass | None = None
-        self.forks = session is not None and self._experts is None
+        self.forks = self.resumes = session is not None and self._experts is None
         self._forget()
 
     def renew(self) -> None:
@@ -90,6 +90,22 @@ class BufferBackend:
             self._experts.prefill(slots, self._routing.chosen)
         for slot, length in zip(slots, lengths, strict=True):
             self._lengths[slot] = length
+
+    def resume_prompts(
+        self, slots: Sequence[int], prompts: Sequence[tuple[int, ...]], held: Sequence[HeldBeginning]
+    ) -> None:
+        starts = [beginning.length for beginning in held]
+        sources = [(beginning.slot, beginning.row, self._lengths[beginning.slot]) for beginning in held]
+        self._state.begin_slots(slots, sources, starts)
+        rests = [prompt[start:] for prompt, start in zip(prompts, starts, strict=True)]
+        for slot, prompt in zip(slots, prompts, strict=True):
+            self._lengths[slot] = len(prompt)
+        lengths = list(map(len, rests))
+        for part in passes(sorted(range(len(rests)), key=lengths.__getitem__), lengths):
+            width = max(lengths[number] for number in part)
+            tokens = long_tensor([rests[number] + (0,) * (width - lengths[number]) for number in part])
+            first, size, where = ([values[number] for number in part] for values in (starts, lengths, slots))
+            self._decoder.prefill_rest(tokens, first, size, where, self._state)
 
     def enter(self, rows: Sequence[int], slots: Sequence[int]) -> Tensor:
         for row in rows:

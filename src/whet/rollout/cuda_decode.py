@@ -27,11 +27,13 @@ from whet.model.fused_trunk import fused_refusal, fused_states
 from whet.model.fused_weights import decode_weights, fused_weights
 from whet.model.shared_prefix import prompt_batch, to_device
 from whet.model.token_logp import token_logp
+from whet.model.trials import verdict
 from whet.rollout.sampling import Draw
 from whet.rollout.scheduler import (
     LARGEST_SUPPORT,
     DecodeJob,
     DecodeScheduler,
+    HeldBeginning,
     KeptTokens,
     StopRule,
     TokenLog,
@@ -103,6 +105,7 @@ class GraphBackend:
     prefills_ahead = True  # computing many prompts at once is cheap
     most_members: int | None = MOST_MEMBERS
     forks = True
+    resumes = False
 
     num_rows = num_slots = 0
     log: TokenLog
@@ -313,6 +316,12 @@ class GraphBackend:
 
         self._prompt_logits[at] = self._lm.logits(fused_states(self._lm, batch, keep))
 
+    def resume_prompts(
+        self, slots: Sequence[int], prompts: Sequence[tuple[int, ...]], held: Sequence[HeldBeginning]
+    ) -> None:
+        """Prompts are read whole."""
+        raise NotImplementedError
+
     def enter(self, rows: Sequence[int], slots: Sequence[int]) -> Tensor:
         where = numbers_on(self._lm.device, rows)
         self._noted[where] = self._noted.new_ones(())
@@ -465,11 +474,17 @@ def graph_backend(lm: CausalLM, stop: StopRule, context: int) -> GraphBackend | 
         return "the vocabulary head has a bias"
     if stack.sizes.head_size not in HEAD_SIZES:
         return f"the kernels take heads of {', '.join(map(str, HEAD_SIZES))} numbers, not {stack.sizes.head_size}"
-    gap = _logp_gap(backend := GraphBackend(lm, stop, context), lm, context)
+    backend = GraphBackend(lm, stop, context)
+    return verdict("CUDA graphs", lm, lambda: _refusal(backend, lm, context)) or backend
+
+
+def _refusal(backend: GraphBackend, lm: CausalLM, context: int) -> str:
+    """How far the graphs' log-probabilities are from the model's own, where that is too far; else empty."""
+    gap = _logp_gap(backend, lm, context)
     backend.release()
     tolerance = 1e-3 if lm.dtype == torch.float32 else 0.1
     if gap < tolerance:
-        return backend
+        return ""
     return f"the graph's log-probabilities differ from the model's own by {gap:.1e} per token"
 
 

@@ -121,7 +121,9 @@ class DecodeSession:
             request=unfinished.request,
             tokens=torch.cat([*(part.tokens for part in parts), written.tokens]),
             logp=torch.cat([*(part.logp for part in parts), written.logp]),
-            support=joined_support([*(part.support for part in parts), written.support]),
+            support=joined_support(
+                [*((part.support, len(part.tokens)) for part in parts), (written.support, len(written.tokens))]
+            ),
             token_versions=torch.cat([*versions, torch.full((len(written.tokens),), self._version, dtype=torch.int32)]),
         )
 

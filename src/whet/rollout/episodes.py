@@ -129,7 +129,7 @@ class _Episode:
     tokens: list[int] = field(default_factory=list)
     action: list[bool] = field(default_factory=list)  # of each token: sampled by the policy
     logp: list[Tensor] = field(default_factory=list)
-    supports: list[Support | None] = field(default_factory=list)
+    supports: list[tuple[Support | None, int]] = field(default_factory=list)  # with the tokens of the turn
     experts: list[Tensor | None] = field(default_factory=list)
     versions: tuple[int, int] | None = None
     turns: list[Turn] = field(default_factory=list)
@@ -558,7 +558,7 @@ class _Play:
         episode.tokens += fresh
         episode.action += [True] * len(fresh)
         episode.logp.append(sample.behavior_logp[start:])
-        episode.supports.append(sample.support)
+        episode.supports.append((sample.support, len(fresh)))
         episode.experts.append(sample.routed_experts)
         oldest, newest = episode.versions or sample.versions
         episode.versions = (min(oldest, sample.versions[0]), max(newest, sample.versions[1]))

@@ -11,12 +11,12 @@ says it wrote, with log-probability NaN.
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import math
 import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ import torch
 
 from whet.model.fast_path import FastPath
 from whet.model.server_client import RefusedQuestion, RemoteServer, Retryable, ask_with_retries, check_url, one_line
+from whet.threads import in_threads
 from whet.types import Message, Request, Sample, Sampling, StopReason, WhetError
 
 logger = logging.getLogger(__name__)
@@ -152,9 +153,9 @@ class OpenAIEngine:
         if sampling.stop_tokens:
             raise WhetError("sampling.stop_tokens are tokens of a model that runs here; give a server sampling.stop")
         stop = threading.Event()
-        pool = ThreadPoolExecutor(max(1, min(self._concurrency, len(requests))), "whet-server")
+        jobs = [functools.partial(self._written, request, sampling, stop) for request in requests]
+        futures = in_threads(jobs, self._concurrency, "whet-server")
         try:
-            futures = [pool.submit(self._written, request, sampling, stop) for request in requests]
             written = [future.result() for future in futures]
         except Retryable as trouble:
             raise WhetError(
@@ -169,7 +170,8 @@ class OpenAIEngine:
         finally:
             # an interrupted command must not wait for a server that is slow to answer
             stop.set()
-            pool.shutdown(wait=False, cancel_futures=True)
+            for future in futures:
+                future.cancel()
         return [self._sample(request, server_text) for request, server_text in zip(requests, written, strict=True)]
 
     def _written(self, request: Request, sampling: Sampling, stop: threading.Event) -> _ServerText:

@@ -19,7 +19,7 @@ from torch import Tensor
 from whet.model.block import short_windows
 from whet.model.causal_lm import CausalLM
 from whet.rollout.sampling import Draw, draw
-from whet.rollout.scheduler import DecodeJob, TokenLog
+from whet.rollout.scheduler import DecodeJob, HeldBeginning, TokenLog
 
 # Of the largest logit, in float32. Rounding alone must not cost a model its cache: without it nothing is quick.
 LOGIT_TOLERANCE, LAST_LOGIT_TOLERANCE, HALF_LOGIT_TOLERANCE = 1e-4, 1e-3, 5e-2
@@ -177,6 +177,7 @@ class OwnCacheBackend:
     prefills_ahead = False
     most_members: int | None = None
     forks = False
+    resumes = False
 
     def __init__(
         self, lm: CausalLM, job: DecodeJob, rows: int, reader: type[CachedRows] | type[WholeRows] = CachedRows
@@ -197,6 +198,12 @@ class OwnCacheBackend:
     def prefill(self, slots: Sequence[int], prompts: Sequence[tuple[int, ...]]) -> None:
         """Only noted: one cache holds all prompts, so they are read together when their rows come in."""
         self._prompts.update(zip(slots, prompts, strict=True))
+
+    def resume_prompts(
+        self, slots: Sequence[int], prompts: Sequence[tuple[int, ...]], held: Sequence[HeldBeginning]
+    ) -> None:
+        """Prompts are read whole."""
+        raise NotImplementedError
 
     def enter(self, rows: Sequence[int], slots: Sequence[int]) -> Tensor:
         index_of_slot = {slot: number for number, slot in enumerate(dict.fromkeys(slots))}

@@ -68,9 +68,10 @@ def draw(
         return Draw(token, _at(logits, token) - logits.logsumexp(-1), None)
     if sampling.temperature != 1:
         logits = logits / sampling.temperature
-    support = None
+    support = allowed
     if sampling.truncates:
         support = kept_tokens(logits, sampling)
+        support = support if allowed is None else support & allowed
         logits = logits.masked_fill(~support, float("-inf"))
     # a second buffer of this size would cost more than the softmax: the system hands out fresh pages for it
     probability = torch.softmax(logits, -1, out=logits) if spend else logits.softmax(-1)
@@ -84,22 +85,25 @@ def _inverse(probability: Tensor, uniform: Tensor) -> Tensor:
     First the block, by the sums of all blocks, then the place in it: a running sum over the whole vocabulary would
     cost as much as the softmax.
     """
-    rows, size = probability.shape
+    size = probability.shape[1]
     if size < SMALLEST_IN_BLOCKS:
         cumulative = probability.cumsum(-1)
         below = uniform.clamp(max=LARGEST_UNIFORM)[:, None] * cumulative[:, -1:]
         token = torch.searchsorted(cumulative, below, right=True)[:, 0].clamp_(max=size - 1)
         return token if probability.is_cpu else _possible(token, probability)
     block = next((width for width in BLOCKS if size % width == 0), BLOCKS[0])
-    if size % block:
-        probability = F.pad(probability, (0, -size % block))
-    blocks = probability.view(rows, -1, block)
-    total = blocks.sum(-1).cumsum(-1)
+    tail = size % block  # the last block may be shorter: padding would copy everything
+    sums = probability[:, : size - tail].unflatten(1, (-1, block)).sum(-1)
+    if tail:
+        sums = torch.cat([sums, probability[:, size - tail :].sum(-1, keepdim=True)], 1)
+    total = sums.cumsum(-1)
     # strictly below the whole, rounding or not: then the sum grows in the block that is found
     below = uniform.clamp(max=LARGEST_UNIFORM)[:, None] * total[:, -1:]
     number = torch.searchsorted(total, below, right=True).clamp(max=total.shape[1] - 1)
     before = F.pad(total, (1, 0)).gather(1, number)
-    chosen = blocks.gather(1, number[:, :, None].expand(-1, -1, block))[:, 0]
+    column = number * block + torch.arange(block, device=probability.device)
+    chosen = probability.gather(1, column.clamp(max=size - 1))
+    chosen = chosen.masked_fill(column >= size, 0) if tail else chosen
     running = chosen.cumsum(-1)
     offset = torch.searchsorted(running, torch.minimum(below - before, _just_below(running[:, -1:])), right=True)[:, 0]
     # the clamp only matters where weights have diverged: nothing is above a probability that is not a number

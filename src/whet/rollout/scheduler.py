@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from whet.model.shared_prefix import long_tensor, to_device
+from whet.rollout.prompt_beginnings import Beginning, shared_beginnings
 from whet.rollout.sampling import Draw, draw, uniforms
 from whet.types import Request, Sampling, StopReason, Support, WhetError
 
@@ -157,6 +158,7 @@ class DecodeBackend(Protocol):
     prefills_ahead: bool  # also prompts whose rows are not free yet
     most_members: int | None  # rows that may share a slot; None: any number
     forks: bool  # whether rows can be copied
+    resumes: bool  # whether prompts can be read behind a beginning that was copied
     log: TokenLog
 
     def running(self) -> AbstractContextManager[None]:
@@ -169,6 +171,12 @@ class DecodeBackend(Protocol):
 
     def prefill(self, slots: Sequence[int], prompts: Sequence[tuple[int, ...]]) -> None:
         """Read prompts into slots."""
+        ...
+
+    def resume_prompts(
+        self, slots: Sequence[int], prompts: Sequence[tuple[int, ...]], held: Sequence[HeldBeginning]
+    ) -> None:
+        """Read prompts into slots, each behind a beginning that is copied; all are copied before one is read."""
         ...
 
     def enter(self, rows: Sequence[int], slots: Sequence[int]) -> Tensor:
@@ -235,6 +243,15 @@ class DecodeBackend(Protocol):
         written over. Rows and slots behind those that are named are gone.
         """
         ...
+
+
+@dataclass(frozen=True)
+class HeldBeginning:
+    """The first tokens of what stands in a slot and, where they are more than its prompt, in a row behind it."""
+
+    slot: int
+    row: int | None
+    length: int
 
 
 @dataclass(frozen=True)
@@ -459,7 +476,7 @@ class DecodeCounts:
     continued: int = 0  # turns that went on with the keys and values of the turn before
     evicted: int = 0  # conversations that lost their row to another one
     recomputed: int = 0  # turns of a conversation that had to be read from its beginning
-    forked: int = 0  # tokens whose keys and values were copied from another row
+    forked: int = 0  # tokens whose keys and values were copied from another row, or another prompt
 
     def __sub__(self, other: DecodeCounts) -> DecodeCounts:
         return DecodeCounts(*(getattr(self, name) - getattr(other, name) for name in self.__dataclass_fields__))
@@ -483,6 +500,7 @@ class DecodeScheduler:
         self._num_left, self._left_tokens = 0, 0  # turns that have ended, and their tokens
         self._prompts: dict[tuple[int, ...], _HeldPrompt] = {}
         self._slots: list[_HeldPrompt | None] = [None] * backend.num_slots
+        self._stale: dict[int, tuple[int, ...]] = {}  # what stands in slots that are free
         self._kept_rows: dict[int, _Occupant] = {}  # by request, the one that left first in front
         self._prompt_lengths: dict[int, int] = {}  # of requests that lost their rows
         self._looks: deque[_Taken] = deque()
@@ -533,6 +551,8 @@ class DecodeScheduler:
         """The length of a prompt behind which rows hold more of what the request has to read; else as it was."""
         if not self._backend.forks or request.tokens[:length] in self._prompts:
             return length
+        if self._backend.resumes and self._room is not None and length <= self._room[0]:
+            return length  # as a prompt it is read once for all that ask for it, behind whatever is held
         tokens = request.tokens[:-1]
         held = [(_num_common(tokens, row), len(row.prompt.tokens)) for row in self._rows if row is not None]
         common, prompt = max(held, default=(0, 0))
@@ -598,6 +618,7 @@ class DecodeScheduler:
         self._prompts.clear()
         self._kept_rows.clear()
         self._slots = [None] * self._backend.num_slots
+        self._stale.clear()
         return finished, stopped + waiting
 
     def resume(self, interrupted: Sequence[UnfinishedRow]) -> None:
@@ -731,9 +752,13 @@ class DecodeScheduler:
         row.prompt.users -= 1
         if not row.prompt.users:
             if row.prompt.slot is not None:
-                self._slots[row.prompt.slot] = None
+                self._free(row.prompt.slot, row.prompt)
             if self._prompts.get(row.prompt.tokens) is row.prompt:
                 del self._prompts[row.prompt.tokens]
+
+    def _free(self, slot: int, prompt: _HeldPrompt) -> None:
+        self._slots[slot] = None
+        self._stale[slot] = prompt.tokens
 
     def _make_room(self) -> bool:
         """For the first that waits: a slot whose prompt no row answers, or the row that has waited longest to go on.
@@ -747,7 +772,8 @@ class DecodeScheduler:
             answered = {row.prompt for row in self._rows if row is not None}
             for slot, prompt in enumerate(self._slots):
                 if prompt is not None and prompt not in answered:
-                    self._slots[slot] = prompt.slot = None
+                    self._free(slot, prompt)
+                    prompt.slot = None
                     return True
         handed_out = (row for row in self._kept_rows.values() if row.conversation)
         row = next(handed_out, None) if 2 * self._num_writing <= self._backend.num_rows else None
@@ -786,7 +812,7 @@ class DecodeScheduler:
         stop = [self._stop_of(row, token) for row, token in zip(rows, final, strict=True)]
         behind = torch.arange(tokens.shape[1])[None] >= count[:, None]
         tokens, logp = tokens.masked_fill_(behind, 0), logp.masked_fill_(behind, 0)
-        supports = _supports(self._support, range(len(rows)), counts)
+        supports = self._supports_by_row(self._support, rows)
         return Completions(tokens, logp, counts, stop, supports, [row.experts for row in rows])
 
     def _stop_of(self, row: _Occupant, last: int) -> StopReason:
@@ -815,10 +841,16 @@ class DecodeScheduler:
                 if drawer is not None and not drawer.left and drawer.request.constraint is not None:
                     drawer.request.constraint.accept(token)
         if drawn is not None and drawn.kept is not None:
-            row, ids = drawn.kept.cpu().nonzero(as_tuple=True)
-            counts = torch.bincount(row, minlength=len(drawn.kept))
+            kept, by_grammar = drawn.kept.cpu(), not self._job.sampling.truncates
+            most = (kept.sum(-1) > kept.shape[-1] // 2) & by_grammar  # then the others are fewer: those are named
+            named = kept ^ most[:, None]
+            too_many = (named.sum(-1) > LARGEST_SUPPORT) & by_grammar  # such a token is not trained on
+            named[too_many] = torch.arange(kept.shape[-1]) == 0
+            row, ids = named.nonzero(as_tuple=True)
+            counts = torch.bincount(row, minlength=len(kept))
             numbers = torch.arange(len(counts))
-            self._keep(KeptTokens(numbers, torch.zeros_like(numbers), counts, ids.to(torch.int32)), rows)
+            ids = torch.where(most[row], -2 - ids, ids).masked_fill(too_many[row], -1).to(torch.int32)
+            self._keep(KeptTokens(numbers, torch.zeros_like(numbers), counts, ids), rows)
 
     def _keep(self, kept: KeptTokens, rows: Sequence[_Occupant | None]) -> None:
         most = int(kept.counts.max()) if len(kept.counts) else 0
@@ -828,7 +860,7 @@ class DecodeScheduler:
                 f"top_p={sampling.top_p}, min_p={sampling.min_p} keep {most} tokens at one position; the "
                 f"trainer must renormalise on all of them: add top_k={LARGEST_SUPPORT // 4}, or switch truncation off"
             )
-        requests = torch.tensor([-1 if row is None else row.number for row in rows])
+        requests = torch.tensor([row.number if row is not None and self._has_support(row) else -1 for row in rows])
         # positions of one part come before those of the next
         position = kept.position + self._num_parts * (self._backend.steps_per_look + self._log.budget)
         self._support.append(KeptTokens(requests[kept.row], position, kept.counts, kept.ids))
@@ -837,12 +869,21 @@ class DecodeScheduler:
     def _num_parts(self) -> int:
         return self._forgotten_parts + len(self._support)
 
+    def _has_support(self, row: _Occupant) -> bool:
+        return self._job.sampling.truncates or row.request.constraint is not None
+
+    def _supports_by_row(self, parts: Sequence[KeptTokens], rows: Sequence[_Occupant]) -> list[Support | None]:
+        """What could be drawn in each row; None where that was anything."""
+        noted = [row for row in rows if self._has_support(row)] if parts else []
+        known = dict(zip((row.number for row in noted), _supports(parts, noted), strict=True)) if noted else {}
+        return [known.get(row.number) for row in rows]
+
     def _supports_of(self, gone: Sequence[_Occupant]) -> list[Support | None]:
         """The supports of rows that leave; what no row needs any more is forgotten."""
         if not self._support:
             return [None] * len(gone)
         parts = self._support[min(row.first_part for row in gone) - self._forgotten_parts :]
-        supports = _supports(parts, [row.number for row in gone], [row.count for row in gone])
+        supports = self._supports_by_row(parts, gone)
         still = [row.first_part for row in self._writing if row is not None and not row.left]
         first = min(still, default=self._num_parts)
         del self._support[: first - self._forgotten_parts]
@@ -852,7 +893,9 @@ class DecodeScheduler:
     def _enter(self) -> None:
         """Let rows that are continued read on, give free rows to requests that wait, and let each draw a token."""
         turn_tokens = self._num_left and self._left_tokens / self._num_left
-        if self._ready and self._backend.may_extend(len(self._ready), self._num_writing, turn_tokens):
+        # prompts that are read now may begin with what a row is about to read
+        sooner = self._backend.resumes and bool(self._waiting)
+        if self._ready and (sooner or self._backend.may_extend(len(self._ready), self._num_writing, turn_tokens)):
             rows, self._ready = self._ready, []
             self._move_together(rows)
             self._draw_first(rows, self._opened(rows), self._extend(rows))
@@ -907,7 +950,7 @@ class DecodeScheduler:
         chunks = [row.unread for row in rows]
         order = sorted(range(len(rows)), key=lambda number: len(chunks[number]))
         parts = []
-        for part in _passes(order, [len(chunk) for chunk in chunks]):
+        for part in passes(order, [len(chunk) for chunk in chunks]):
             members = [rows[number] for number in part]
             parts.append(
                 self._backend.extend(
@@ -944,15 +987,56 @@ class DecodeScheduler:
                 if empty and prompt.slot is None:
                     prompt.slot = empty.popleft()
                     new.append(prompt)
-        for prompt in new:
-            assert prompt.slot is not None
-            self._slots[prompt.slot] = prompt
-        lengths = [len(prompt.tokens) for prompt in new]
-        for part in _passes(range(len(new)), lengths):
-            prompts = [new[number] for number in part]
-            self._backend.prefill([prompt.slot or 0 for prompt in prompts], [prompt.tokens for prompt in prompts])
-        self.counts.prefilled += sum(lengths)
+        if new:
+            self._fill(new)
         return seated
+
+    def _fill(self, new: Sequence[_HeldPrompt]) -> None:
+        """Read prompts into their slots, what they have in common with others once."""
+        slots, shares = [prompt.slot or 0 for prompt in new], self._backend.resumes and self._room is not None
+        held = self._held_beginnings() if shares else {}
+        for slot, prompt in zip(slots, new, strict=True):
+            self._slots[slot] = prompt
+            self._stale.pop(slot, None)
+        tokens = [prompt.tokens for prompt in new]
+        beginnings = shared_beginnings(list(held), tokens) if shares else [Beginning()] * len(new)
+        sources = [*held.values(), *((slot, None) for slot in slots)]
+        unread = [len(prompt.tokens) - beginning.length for prompt, beginning in zip(new, beginnings, strict=True)]
+        for number in range(max(beginning.passes for beginning in beginnings) + 1):
+            turn = [prompt for prompt, beginning in enumerate(beginnings) if beginning.passes == number]
+            # what is copied may stand in a slot that is read over: copies come first
+            self._resume([prompt for prompt in turn if beginnings[prompt].length], new, beginnings, sources)
+            whole = [prompt for prompt in turn if not beginnings[prompt].length]
+            for part in passes(whole, unread):
+                self._backend.prefill([slots[prompt] for prompt in part], [new[prompt].tokens for prompt in part])
+        self.counts.prefilled += sum(unread)
+        self.counts.forked += sum(beginning.length for beginning in beginnings)
+
+    def _resume(
+        self,
+        numbers: Sequence[int],
+        new: Sequence[_HeldPrompt],
+        beginnings: Sequence[Beginning],
+        sources: Sequence[tuple[int, int | None]],
+    ) -> None:
+        if numbers:
+            chosen = [beginnings[number] for number in numbers]
+            self._backend.resume_prompts(
+                [new[number].slot or 0 for number in numbers],
+                [new[number].tokens for number in numbers],
+                [HeldBeginning(*sources[beginning.source], beginning.length) for beginning in chosen],
+            )
+
+    def _held_beginnings(self) -> dict[tuple[int, ...], tuple[int, int | None]]:
+        """Tokens whose keys and values are there, by slot, and by row where one has read on."""
+        held: dict[tuple[int, ...], tuple[int, int | None]] = {
+            tokens: (slot, None) for slot, tokens in self._stale.items()
+        }
+        held |= {prompt.tokens: (slot, None) for slot, prompt in enumerate(self._slots) if prompt is not None}
+        for row in self._rows:
+            if row is not None and (row.drawn or row.start):
+                held[row.held] = (_slot(row), row.place)
+        return held
 
     def _leave(self, taken: _Taken) -> None:
         """Rows that are done hand in what they wrote."""
@@ -1026,6 +1110,8 @@ class DecodeScheduler:
         if self._room is not None and 4 * (slots[-1] + 1) <= 5 * (len(slots) + 1):
             slots = list(range(len(self._slots)))  # near enough: a step computes all of them up to the last
         slot_order = _in_front(slots, self._slots)
+        if slot_order != list(range(len(self._slots))):
+            self._stale.clear()
         self._log.keep(order)
         self._backend.keep(order, slot_order)
         self._rows = [self._rows[old] for old in order]
@@ -1084,7 +1170,7 @@ def _in_front(wanted: Sequence[int], held: Sequence[object | None]) -> list[int]
     return order
 
 
-def _passes(numbers: Iterable[int], lengths: Sequence[int]) -> list[list[int]]:
+def passes(numbers: Iterable[int], lengths: Sequence[int]) -> list[list[int]]:
     """Numbers of what has these lengths, as many at a time as one padded pass over them may hold."""
     passes: list[list[int]] = []
     widest = 0
@@ -1098,18 +1184,18 @@ def _passes(numbers: Iterable[int], lengths: Sequence[int]) -> list[list[int]]:
     return passes
 
 
-def joined_support(supports: Sequence[Support | None]) -> Support | None:
-    """What could be drawn in the parts of one completion, one after the other."""
-    known = [support for support in supports if support is not None]
-    if not known:
+def joined_support(parts: Sequence[tuple[Support | None, int]]) -> Support | None:
+    """What could be drawn in parts of so many tokens, one after the other."""
+    if all(support is None for support, _ in parts):
         return None
+    nothing = torch.zeros(0, dtype=torch.int32)
+    known = [support or Support(nothing, torch.zeros(count, dtype=torch.int32)) for support, count in parts]
     return Support(torch.cat([support.ids for support in known]), torch.cat([support.counts for support in known]))
 
 
-def _supports(kept: Sequence[KeptTokens], requests: Sequence[int], count: Sequence[int]) -> list[Support | None]:
-    """What could be drawn for these requests, position after position; `row` of the parts is the request."""
-    if not kept:
-        return [None] * len(count)
+def _supports(kept: Sequence[KeptTokens], rows: Sequence[_Occupant]) -> list[Support]:
+    """What could be drawn in these rows, position after position; `row` of the parts is the request."""
+    requests, count = [row.number for row in rows], [row.count for row in rows]
     request, position, counts, ids = (
         torch.cat([getattr(tokens, name) for tokens in kept]).numpy() for name in ("row", "position", "counts", "ids")
     )

@@ -10,9 +10,9 @@ is, and why.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ from whet.model.shared_prefix import long_tensor
 from whet.rollout.buffer_decode import BufferBackend
 from whet.rollout.cuda_decode import GraphBackend, graph_backend
 from whet.rollout.decode_session import DecodeSession, RereadingSession, check_length
-from whet.rollout.own_cache import OWN_CACHE, OwnCacheBackend, OwnForward, own_forward
+from whet.rollout.own_cache import OwnCacheBackend, OwnForward, own_forward
 from whet.rollout.scheduler import DecodeBackend, DecodeScheduler, DrawnCompletion, StopRule, decode_job
 from whet.types import Request, Sample, Sampling, SessionShape
 
@@ -64,7 +64,7 @@ class TorchEngine:
         self._version = 0
         self._decoder: HookedDecoder | None = None
         self._graphs: GraphBackend | None = None
-        self._kind_without_graphs = OWN_CACHE
+        self._why_no_graphs = ""
         self._own_forward: OwnForward | None = None
         self._fast, self._owns_weights = fast, owns_weights
         self._path: FastPath | None = None
@@ -83,14 +83,31 @@ class TorchEngine:
     def decode_path(self) -> FastPath:
         """How completions are written, and why not faster; tried out when it is first asked for."""
         if self._path is None:
-            was_training = self._lm.model.training
-            self._lm.model.eval()
-            try:
-                with torch.no_grad():
-                    self._path = self._choose_path()
-            finally:
-                self._lm.model.train(was_training)
+            graphs: GraphBackend | str = "fast=False"
+            if self._fast:
+                with self._in_eval_mode():
+                    graphs = graph_backend(self._lm, self._stop, self._context)
+            if isinstance(graphs, GraphBackend):
+                self._graphs, self._path = graphs, FastPath("CUDA graphs")
+            else:
+                self._why_no_graphs, self._path = graphs, self.path_without_graphs
         return self._path
+
+    @cached_property
+    def path_without_graphs(self) -> FastPath:
+        """The same for what CUDA graphs do not take; a run that has them starts without this trial."""
+        with self._in_eval_mode():
+            return self._choose_path()
+
+    @contextmanager
+    def _in_eval_mode(self) -> Iterator[None]:
+        was_training = self._lm.model.training
+        self._lm.model.eval()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self._lm.model.train(was_training)
 
     def path_for(self, sampling: Sampling, longest_prompt: int) -> FastPath:
         """How completions to such prompts are written: CUDA graphs leave some settings to whet's buffers.
@@ -102,14 +119,14 @@ class TorchEngine:
             return path
         self._graphs.expect(longest_prompt)
         reason = self._graphs.refusal(longest_prompt, sampling)
-        return FastPath(self._kind_without_graphs, reason) if reason else path
+        return FastPath(self.path_without_graphs.kind, reason) if reason else path
 
     def session_path(self, sampling: Sampling, shape: SessionShape) -> FastPath:
         """How a session of this shape writes its turns, and why not faster."""
         path = self.decode_path
         if self._graphs is not None:
             reason = self._graphs.session_refusal(sampling, shape)
-            return FastPath(self._kind_without_graphs, reason) if reason else path
+            return FastPath(self.path_without_graphs.kind, reason) if reason else path
         if self._decoder is None:
             return FastPath(f"{path.kind}, conversations read from their beginning in every turn", path.reason)
         return path
@@ -117,20 +134,19 @@ class TorchEngine:
     def _choose_path(self) -> FastPath:
         if not self._fast:
             return self._own_path("fast=False")
-        graphs = graph_backend(self._lm, self._stop, self._context)
         hooked = hooked_decoder(self._lm)
-        fused = hooked if isinstance(hooked, NotDescribed) else fused_decoder(hooked)
-        self._graphs = graphs if isinstance(graphs, GraphBackend) else None
-        if not isinstance(hooked, NotDescribed):
-            self._decoder = hooked if isinstance(fused, NotDescribed) else fused
         if isinstance(hooked, NotDescribed):
-            path = self._own_path(str(hooked))
-        elif isinstance(fused, NotDescribed):
-            path = FastPath("the model's own layers on whet's buffers", str(fused))
-        else:
-            path = FastPath("fused decoder", str(graphs) if self._lm.device.type == "cuda" else "")
-        self._kind_without_graphs = path.kind
-        return path if self._graphs is None else FastPath("CUDA graphs")
+            return self._own_path(str(hooked))
+        fused = fused_decoder(hooked)
+        self._decoder = hooked if isinstance(fused, NotDescribed) else fused
+        if isinstance(fused, NotDescribed):
+            return FastPath("the model's own layers on whet's buffers", str(fused))
+        return FastPath("fused decoder", self._why_no_graphs if self._lm.device.type == "cuda" else "")
+
+    def _buffer_decoder(self) -> HookedDecoder | None:
+        """What decodes on whet's buffers; None for a model that suits none."""
+        self.path_without_graphs  # noqa: B018  tried out once
+        return self._decoder
 
     def _own_path(self, reason: str) -> FastPath:
         """Through the model's own forward, as far as its cache goes."""
@@ -142,7 +158,7 @@ class TorchEngine:
         if refusal := routing_refusal(self._lm):
             return refusal
         path = self.decode_path
-        if self._decoder is None or self._graphs is not None:
+        if self._graphs is not None or self._decoder is None:
             return f"the sampler's experts are noted on whet's buffers only, and this model is decoded by {path}"
         return ""
 
@@ -209,10 +225,10 @@ class TorchEngine:
         if graphs is not None and not graphs.session_refusal(sampling, shape):
             graphs.open_session(sampling, shape, self._rows_per_batch)
             backend, inference, give_back = graphs, False, graphs.close_session
-        elif self._decoder is not None:
-            inference, give_back = self._decoder.inference, None
+        elif (decoder := self._buffer_decoder()) is not None:
+            inference, give_back = decoder.inference, None
             with torch.inference_mode() if inference else torch.no_grad():
-                backend = BufferBackend(self._decoder, job, self._rows_per_batch, shape)
+                backend = BufferBackend(decoder, job, self._rows_per_batch, shape)
         else:
             return RereadingSession(self, sampling)
         return DecodeSession(
@@ -240,11 +256,11 @@ class TorchEngine:
         if self._graphs is not None and not self._graphs.refusal(longest_prompt, sampling):
             with self._graphs.prepared(requests, sampling, self._rows_per_batch) as scheduler:
                 work(scheduler, everyone)
-        elif self._decoder is not None:
+        elif (decoder := self._buffer_decoder()) is not None:
             job = decode_job(requests, sampling, self._stop)
             # inference_mode(False) would switch gradients on again
-            with torch.inference_mode() if self._decoder.inference else nullcontext():
-                work(DecodeScheduler(BufferBackend(self._decoder, job, self._rows_per_batch), job), everyone)
+            with torch.inference_mode() if decoder.inference else nullcontext():
+                work(DecodeScheduler(BufferBackend(decoder, job, self._rows_per_batch), job), everyone)
         else:
             own = self._own_forward or OwnForward()
             lengths = [0 if own.mixes_lengths else len(request.tokens) for request in requests]

@@ -383,7 +383,7 @@ _TABLE: Mapping[str, ForeignName] = {
     "save_steps save_freq trainer.save_freq ckpt.save_steps":
         _N("report.save_every", convert=conversions.in_steps("report.save_every")),
     "save_strategy":
-        _N("report.save_every", "in steps; 0: as often as 2% of the time pays for", choices={"steps": {}, "best": {}}),
+        _N("report.save_every", "in steps; 0: as often as 1% of the time pays for", choices={"steps": {}, "best": {}}),
     "trainer.max_critic_ckpt_to_keep trainer.remove_previous_ckpt_in_save":
         _N("report.keep_checkpoints", "a checkpoint holds the critic too", by_hand=True),
     "ckpt.save_hf": _N("", "RUN/final and RUN/best are folders that transformers loads"),

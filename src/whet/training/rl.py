@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from statistics import fmean
@@ -216,39 +216,46 @@ class RLTrainer:
         shown = [] if source is None else source.rows(groups)
         samples = [(group.prompt, sample) for group in groups for sample in group.samples]
         traces = TokenTraces(batch, recorded_places(samples, self._traced) if self._ranks.is_first else ())
+        reports: list[StepReport] = []
+
+        def describe() -> None:
+            """What is known of the step before it is trained on."""
+            counts = {**self._untaught_count(batch), **({} if source is None else {"demonstrations": len(shown)})}
+            reports.append(self._described(rollout, groups, batch, StepReport(number, self._version, counts, {}, {})))
+
         with timer.phase("train"):
-            metrics = self._update(batch, groups, shown, number, rate, traces)
-        report = StepReport(
-            step=number,
-            policy_version=self._version,
-            counts={
-                **group_counts(groups),
-                **episode_counts(groups, rollout.played),
-                **collection_counts(rollout, groups),
-                **self._untaught_count(batch),
-                **({} if source is None else {"demonstrations": len(shown)}),
-            },
-            reward=mean_rewards(groups),
-            spread=reward_spread(groups),
-            metrics={
-                **metrics,
-                **{name: self._memory[name] for name in TUNED if name in self._memory},
-                **critic_metrics(batch),
-                **teacher_metrics(batch),
-                **rollout.notes,
-                **reward_company(batch),
-                **outcome_lengths(groups),
-                **deciding_parts(batch, groups, rollout.part_weights),
-                **repetition(groups),
-                **refused_majorities(groups),
-                **environment_metrics(groups),
-                **role_rewards(groups),
-                **({"uniform_groups": uniform_share(groups)} if self._objective.needs_reward else {}),
-                "learning_rate": rate,
-            },
-        )
+            metrics = self._update(batch, groups, shown, number, rate, traces, describe)
+        metrics |= {name: self._memory[name] for name in TUNED if name in self._memory}
+        report = replace(reports[0], metrics={**metrics, **reports[0].metrics, "learning_rate": rate})
         self._publish(number)
         return replace(report, timeline=timer.timeline()), traces.on(samples)
+
+    def _described(
+        self, rollout: RolloutBatch, groups: Sequence[Group], batch: TokenBatch, report: StepReport
+    ) -> StepReport:
+        """The report with what completions and rewards say, whatever is learned from them."""
+        counts = {
+            **group_counts(groups),
+            **episode_counts(groups, rollout.played),
+            **collection_counts(rollout, groups),
+            **report.counts,
+        }
+        metrics = {
+            **critic_metrics(batch),
+            **teacher_metrics(batch),
+            **rollout.notes,
+            **reward_company(batch),
+            **outcome_lengths(groups),
+            **deciding_parts(batch, groups, rollout.part_weights),
+            **repetition(groups),
+            **refused_majorities(groups),
+            **environment_metrics(groups),
+            **role_rewards(groups),
+            **({"uniform_groups": uniform_share(groups)} if self._objective.needs_reward else {}),
+        }
+        return replace(
+            report, counts=counts, reward=mean_rewards(groups), spread=reward_spread(groups), metrics=metrics
+        )
 
     def _select(self, rollout: RolloutBatch, number: int) -> list[Group]:
         """The groups to train on; an error where nothing can be learned from them."""
@@ -385,8 +392,9 @@ class RLTrainer:
         number: int,
         rate: float,
         traces: TokenTraces,
+        meanwhile: Callable[[], object],
     ) -> dict[str, float]:
-        """Every update of the step; metrics are averaged over them."""
+        """Every update of the step; metrics are averaged over them. `meanwhile` is called during the first one."""
         self._set_learning_rates(rate)
         ids = [group.prompt.id for group in groups for _ in group.samples] + [
             shown_row.prompt.id for shown_row in shown
@@ -412,6 +420,7 @@ class RLTrainer:
                         teacher=teacher,
                         teacher_temperature=self._models.target.section.temperature,
                         only_critic=only_critic,
+                        meanwhile=None if updates else meanwhile,
                     )
             except UpdateRefused as error:
                 raise RunFailed(_failure(number, error, ids, rows)) from error

@@ -361,7 +361,10 @@ def run_training(
             if not is_final:  # the signal came after its step had been looked at, or there was no step left to do
                 save(progress.step, checkpoint=saved != progress.step, is_last=True)
     except BaseException as error:
-        _leave(saver, error)
+        lost = folder_lost(record, progress.step) if isinstance(error, Exception) else None
+        _leave(saver, lost or error)
+        if lost is not None:
+            raise lost from error
         raise
     finally:
         saver.release()
@@ -419,14 +422,22 @@ def _actions(
     return taken
 
 
+def folder_lost(record: RunRecorder, step: int) -> FolderLost | None:
+    """What to say where what the run wrote was taken away, whatever error that led to; else None."""
+    lost = record.lost()
+    if lost is None:
+        return None
+    return FolderLost(
+        f"step {step}: {lost} was deleted, moved or replaced while the run was writing there, and what it held is "
+        "lost; start the run again in a folder of its own"
+    )
+
+
 def refuse_lost(record: RunRecorder, step: int) -> None:
     """Stop where what the run wrote was taken away: it would end as finished, with nothing to show for it."""
-    lost = record.lost()
+    lost = folder_lost(record, step)
     if lost is not None:
-        raise FolderLost(
-            f"step {step}: {lost} was deleted, moved or replaced while the run was writing there, and what it held is "
-            "lost; start the run again in a folder of its own"
-        )
+        raise lost
 
 
 def _spent(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:

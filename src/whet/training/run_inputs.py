@@ -78,7 +78,9 @@ def decisive_changes(before: RunInputs, now: RunInputs) -> list[str]:
         old, new = before.digests.get(name), now.digests.get(name)
         if old != new and new is not None:
             shown = _shown(now.config.get(setting))
-            changed.append(f"{name} {shown} changed" if old and "#" in old + new else f"{name} {old} -> {shown}")
+            is_gone = "#" not in new and before.config.get(setting) == now.config.get(setting)
+            how = "is gone" if is_gone else "changed"
+            changed.append(f"{name} {shown} {how}" if old and "#" in old + new else f"{name} {old} -> {shown}")
     return changed
 
 

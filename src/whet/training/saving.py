@@ -39,7 +39,7 @@ from whet.training.distributed.ranks import Ranks
 from whet.training.distributed.sharded_checkpoint import save_sharded
 from whet.types import StepReport
 
-HELD_SHARE = 0.02  # of the wall time, the most that steps may wait for saving
+HELD_SHARE = 0.01  # of the wall time, the most that steps may wait for saving
 WRITING_SHARE = 0.1  # of the wall time, the most in which a save may be under way behind them
 GRACE = 2.0  # seconds that an interrupted run gives the save under way
 DTYPES = {"training": None, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -128,12 +128,18 @@ class Saver:
         return self._ranks.first(lambda: self._new_best(report, result))
 
     def _new_best(self, report: StepReport, result: Mapping[str, float]) -> Mapping[str, Any] | None:
-        name = headline(plain_metrics(result), kind_of([report]).evals)
+        best, known = self._best or {}, plain_metrics(result)
+        before = {**best.get("evaluation", {}), **({best["metric"]: best["value"]} if best else {})}
+        before = {metric: number for metric, number in before.items() if number is not None}
+        # what both measured: where every completion happened to get all or nothing, a reward is an accuracy too
+        name = headline(
+            {metric: known[metric] for metric in known if metric in before} or known, kind_of([report]).evals
+        )
         if name is None or not math.isfinite(result[name]):
             return None
-        value, best = float(result[name]), self._best
-        if best is not None and best.get("metric") == name:
-            is_better = value < best["value"] if name in LOWER_IS_BETTER else value > best["value"]
+        value = float(result[name])
+        if name in before:
+            is_better = value < before[name] if name in LOWER_IS_BETTER else value > before[name]
             if not is_better:
                 return None
         return {"metric": name, "value": value, "evaluation": _finite(result)}

@@ -13,6 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import compress
 from statistics import fmean
 
 import torch
@@ -312,7 +313,8 @@ def repetition(groups: Sequence[Group]) -> dict[str, float]:
     """
     samples = [sample for group in groups for sample in group.samples]
     chosen = samples[:: -(-len(samples) // MOST_COMPARED)]
-    shares = [share for sample in chosen if (share := _repeated(sample.tokens[sample.action].tolist())) is not None]
+    written = (list(compress(sample.tokens.tolist(), sample.action.tolist())) for sample in chosen)
+    shares = [share for tokens in written if (share := _repeated(tokens)) is not None]
     return {"repetition": fmean(shares)} if shares else {}
 
 
@@ -345,12 +347,7 @@ def _repeated(tokens: list[int]) -> float | None:
 
 
 def _within_groups(first: Tensor, second: Tensor, group: Tensor, known: Tensor) -> float | None:
-    pairs: list[tuple[float, float]] = []
-    for number in group[known].unique():
-        rows = known & (group == number)
-        a, b = first[rows], second[rows]
-        pairs += list(zip((a - a.mean()).tolist(), (b - b.mean()).tolist(), strict=True))
-    return pearson([a for a, _ in pairs], [b for _, b in pairs])
+    return pearson(*(_centred(values, group, known)[known].tolist() for values in (first, second)))
 
 
 def uniform_share(groups: Sequence[Group]) -> float:

@@ -209,11 +209,13 @@ def update(
     teacher: CausalLM | None = None,
     teacher_temperature: float = 1.0,
     only_critic: bool = False,
+    meanwhile: Callable[[], object] | None = None,
 ) -> tuple[dict[str, float], TokenScores]:
     """Accumulate the gradient of the whole batch, then step once. The metrics, and the scores it saw on the way.
 
     `reference` is for the exact KL, `teacher` for a divergence over the whole vocabulary. Where the objective's
-    controller ends the updates of the batch, nothing is stepped and the metrics say `ended`.
+    controller ends the updates of the batch, nothing is stepped and the metrics say `ended`. `meanwhile` is called when
+    a device has all passes before it and this process nothing to do but wait for them.
     """
     optimizers = [candidate for candidate in (state.optimizer, state.critic_optimizer) if candidate is not None]
     for optimizer in optimizers:
@@ -251,6 +253,8 @@ def update(
     for other in (reference, teacher):
         if other is not None:
             other.release()
+    if meanwhile is not None:
+        meanwhile()
     metrics: dict[str, float] = {"loss": 0.0}
     metrics["computed_tokens"] = float(sum(micro_batch.computed for micro_batch in done))
     metrics["flat_tokens"] = float(sum(micro_batch.flat for micro_batch in done))

@@ -1,12 +1,17 @@
 """The arithmetic of a plan: beside peaks that were measured, beside the constants of the code, and in its own logic."""
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.support.for_every import for_every
+from whet.api.planning import plan
+from whet.model.shared_prefix import shared_prefix_batch
+from whet.rollout.branching import Branching, shared_out
 from whet.tools.planner import memory
 from whet.tools.planner.from_config import _base
 from whet.tools.planner.memory import PHASES, memory_plan
@@ -152,6 +157,59 @@ def test_passes_are_cut_as_the_loop_cuts_them():
         )
         assert work.pass_tokens == largest, (prompt, completion, group, most)
         assert replace(work, full_rows=False).pass_tokens >= min(largest, most)
+
+
+def leaf_rows(branching, turns, length, prompt):
+    """The leaves of one episode whose turns all have so many tokens, as the rule of a run draws them."""
+    fresh = itertools.count(1000)
+    rows = []
+
+    def play(tokens, turn, leaves):
+        tokens = [*tokens, *itertools.islice(fresh, length)]
+        if turn == turns:
+            rows.append(tokens)
+            return
+        for share in shared_out(leaves, branching.num_draws(leaves, 1, 0.0, (0,))):
+            play(tokens, turn + 1, share)
+
+    play(list(range(prompt)), 1, branching.leaves)
+    return rows
+
+
+@for_every([(2, 2, 2), (3, 2, 4), (4, 2, 8), (5, 3, 7), (8, 2, 4), (6, 4, 9), (4, 4, 64)])
+def test_leaves_that_share_their_beginnings_count_once(turns, width, leaves):
+    rows = leaf_rows(Branching("turns", leaves, width), turns, 24, 40)
+    tokens = torch.tensor(rows)
+    action = torch.zeros_like(tokens, dtype=torch.bool)
+    action[:, 40:] = True
+    work = Workload(
+        SMALL, prompts_per_step=1, group_size=leaves, prompt_tokens=40, completion_tokens=24 * turns, turns=turns,
+        leaves=leaves, branch_width=width, micro_batch_tokens=1 << 20,
+    )  # fmt: skip
+    computed = shared_prefix_batch(tokens, action, deep=True).size
+    assert len(rows) == leaves and work.computed_share < 1
+    assert work.pass_tokens == pytest.approx(computed, abs=leaves)  # nothing is predicted from a row's last token
+    assert (work.path_keys > 1) is (work.pass_tokens < 40 + leaves * (24 * turns - 1))
+    assert replace(work, leaves=1).path_keys == 0
+    # several updates shuffle the rows, and then few share anything
+    assert replace(work, updates=2).pass_tokens > computed / 2
+    assert memory_plan(work, H200).rows == 16 * -(-leaves // 16)  # the sampler has a row for each leaf
+
+
+def test_episodes_are_planned_at_their_longest_and_a_missing_environment_is_said():
+    game = {"env": {"name": "gym", "settings": {"id": "FrozenLake-v1"}, "max_turns": 6, "leaves": 3}}
+    sizes = {"model": "1.5B", "gpus": "1x80GB", "prompt_tokens": 100, "completion_tokens": 64}
+    one = plan("rloo_tree", **sizes)
+    assert one.work.completion_tokens == 64 and "name their environment" in plan_text(one)
+    tree = plan("rloo_tree", **sizes, settings=game)
+    work = tree.work
+    assert (work.completion_tokens, work.written_tokens, work.turns) == (2 * 6 * 64, 6 * 64, 6)
+    assert work.group_size == one.work.group_size * 3 and work.leaves == 3
+    assert "they have 83% of the tokens" in plan_text(tree)  # (1 + 2 + 4 x 3) / (6 x 3)
+    chain = plan("grpo", **sizes, settings={"env": {"name": "gym", "settings": {"id": "x"}, "max_turns": 6}})
+    assert chain.work.computed_share == 1 and chain.memory.of("rollout") > plan("grpo", **sizes).memory.of("rollout")
+    bound = plan("grpo", **sizes | {"model": "smollm2"}, settings={"env": {"name": "gym", "max_turns": 400}})
+    assert bound.work.completion_tokens == bound.work.shape.context - 100
 
 
 def test_every_copy_has_its_lines():

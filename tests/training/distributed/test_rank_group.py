@@ -8,6 +8,7 @@ import socket
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from tests.support.commands import started
 from tests.support.for_every import for_every
 from tests.support.rank_launching import HERE, end, free_port, said, start_ranks
 from whet.training.distributed.launch import Launch, launched, rank_environment, refuse_idle_ranks, run_rank
-from whet.training.distributed.rank_group import Heartbeat, Post, RankGroup, disagreement
+from whet.training.distributed.rank_group import Heartbeat, Post, RankGroup, disagreement, meet
 from whet.types import RunFailed, WhetError
 
 SCENES = str(HERE / "rank_group_scenes.py")
@@ -98,10 +99,10 @@ def test_where_the_first_rank_is_lost_unwatched_another_says_so(watched, log):
     group = RankGroup(launch, Post(keeper, "run/", rank=1, size=2), timeout=0.2)
     keeper.set("run/versions/verdict", "")
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
-        patch.setattr("whet.training.distributed.rank_group.meet", lambda launch: group)
+        patch.setattr("whet.training.distributed.rank_group.meet", lambda *_: group)
         patch.setattr(ranks, "_silent", False)
         output = _output_in_log(Path(folder), group, True) if log else contextlib.nullcontext()
-        with pytest.raises(RunFailed, match="rank 0 is gone"), ranks.join_ranks(launch), output:
+        with pytest.raises(RunFailed, match="rank 0 is gone"), ranks.join_ranks(launch, 60), output:
             group.is_first_watched = watched
             keeper.is_gone = True
             group.hand_out("checkpoint")
@@ -114,6 +115,35 @@ def test_the_environment_of_a_rank_is_set_while_it_runs(monkeypatch):
     assert "RANK" not in os.environ
     with pytest.raises(WhetError, match="RANK is 5"):
         run_rank({**FULL, "RANK": "5"}, lambda: None)
+
+
+def test_a_rank_waits_for_the_others_as_long_as_its_settings_say(tmp_path, monkeypatch):
+    """Where the first one was killed before it kept a meeting point, nothing else ends the others."""
+
+    def nobody(launch, patience=600.0):
+        raise WhetError(f"found nobody in {patience:g} s")
+
+    monkeypatch.setattr("whet.training.distributed.rank_group.meet", nobody)
+    for name, value in FULL.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "own.toml").write_text("[scale]\ntimeout = 100\n")
+    (tmp_path / "config.toml").write_text("[scale]\ntimeout = 110\n")
+    for start, seconds in (
+        (partial(whet.train, "grpo", scale={"timeout": 90}), 90),
+        (partial(whet.train, "grpo", scale={"timeout": 2}), 60),  # they start side by side, not at once
+        (partial(whet.train, "grpo", config=tmp_path / "own.toml"), 100),
+        (partial(whet.train, "grpo", config=tmp_path / "none.toml"), 600),  # refused once all ranks can hear of it
+        (partial(whet.train, "grpo", scale={"timeout": "long"}), 600),
+        (partial(whet.resume, tmp_path), 110),
+    ):
+        with pytest.raises(WhetError, match=f"found nobody in {seconds} s"):
+            start(console=False)
+
+
+def test_a_rank_that_finds_nobody_says_one_line(capfd):
+    with pytest.raises(WhetError, match=r"rank 1 found nobody at 127.0.0.1:\d+ in 0.2 s; start rank 0 there"):
+        meet(Launch(1, 2, 1, 2, "127.0.0.1", free_port()), 0.2)
+    assert capfd.readouterr().err == ""  # and not torch's stack
 
 
 def test_a_port_in_use_is_one_line_before_anything_is_made(tmp_path, monkeypatch):

@@ -3,8 +3,8 @@
 The interface is Gymnasium's, with or without the package: `step` answers (observation, reward, terminated, truncated,
 info), or (observation, reward, done, info) as it was before. A completion is the action. Where the action space is
 `Discrete`, it is the last number or name of an action in the completion; for other spaces give a function `action`.
-Observations must be texts: give a function `observation` for others, or `observation="render"` for an environment
-that renders itself as text.
+Observations must be texts: give a function `observation` for others, `observation="render"` for an environment that
+renders itself as text, or `observation="json"`.
 
 The games of gem (`game:GuessTheNumber-v0-easy`, `game:Sudoku-v0-hard`, ...): Gymnasium's interface over texts.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -32,7 +33,8 @@ from whet.envs.adapters.shared import (
 from whet.registry import error_text
 from whet.types import Completion, InitialObservation, Prompt, StepResult, WhetError, did_you_mean
 
-RENDER = "render"
+RENDER, JSON = "render", "json"
+AS_TEXT = f"env.settings.observation={RENDER}, ={JSON}, or =file.py:function that writes one as text"
 COLOURED = re.compile(r"\x1b\[[0-9;]*m(.*?)\x1b\[0m", re.DOTALL)
 
 
@@ -115,7 +117,7 @@ class StepEnvironment:
 
     def _seen(self, shown: Any, info: Any, method: str) -> str:
         where = f"{self._name}.{method}"
-        seen = text(self._observation(shown), where, "give `observation`, a function that writes it as text")
+        seen = text(self._observation(shown), where, f"give {AS_TEXT}")
         suffix = info.get("suffix") if isinstance(info, Mapping) else None  # gem's: what is asked of every turn
         return f"{seen}\n{suffix}" if isinstance(suffix, str) and suffix and method == "step" else seen
 
@@ -160,16 +162,15 @@ def _observation_of(env: Any, given: Callable[[Any], str] | str | None, name: st
         return given
     if given == RENDER:
         return lambda _: _plain(env.render())
+    if given == JSON:
+        return lambda shown: json.dumps(_jsonable(shown), ensure_ascii=False)
     if isinstance(given, str) and ":" in given:
         return function_of(given, "observation")
     if given is not None:
-        raise WhetError(f"{name}: observation is {given!r}; give {RENDER!r}, or a function that writes one as text")
+        raise WhetError(f"{name}: observation is {given!r}; give {AS_TEXT}")
     space = type(getattr(env, "observation_space", None)).__name__
     if space not in ("NoneType", "Text"):
-        raise WhetError(
-            f"{name}: its observations are of the space {space}, and a policy reads text; "
-            f"give observation={RENDER!r}, or a function that writes one as text"
-        )
+        raise WhetError(f"{name}: its observations are of the space {space}, and a policy reads text; give {AS_TEXT}")
     return lambda shown: shown
 
 
@@ -181,7 +182,8 @@ def _action_of(space: Any, names: tuple[str, ...], name: str) -> Callable[[str],
         return lambda written: written
     if kind != "Discrete":
         raise WhetError(
-            f"{name}: its actions are of the space {kind}; give action, a function that reads one from text"
+            f"{name}: its actions are of the space {kind}; give env.settings.action=file.py:function, which reads one "
+            "from text"
         )
     first, count = int(space.start), int(space.n)
     if names and len(names) != count:
@@ -200,6 +202,15 @@ def _action_of(space: Any, names: tuple[str, ...], name: str) -> Callable[[str],
         return choices[matches[-1]]
 
     return read
+
+
+def _jsonable(shown: Any) -> Any:
+    """An observation of any space as JSON has it: arrays as lists, numbers of numpy as Python's."""
+    if isinstance(shown, Mapping):
+        return {str(key): _jsonable(part) for key, part in shown.items()}
+    if isinstance(shown, list | tuple):
+        return [_jsonable(part) for part in shown]
+    return shown.tolist() if hasattr(shown, "tolist") else shown
 
 
 def _plain(rendered: Any) -> Any:

@@ -18,11 +18,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from whet.envs.serve.wire import ReportedReward, message_key
 from whet.rollout.expert_log import joined_experts
 from whet.rollout.scheduler import joined_support
-from whet.types import Message, Sample, StopReason, Turn
+from whet.types import Message, Sample, StopReason, Support, Turn
 
 
 @dataclass(eq=False)
@@ -37,7 +38,7 @@ class ModelCall:
     calls_tools: int = 0
     malformed: int = 0
     role: str = ""  # whom the policy plays
-    is_constrained: bool = False  # drawn from what a grammar left of the policy's distribution: never trained on
+    is_constrained: bool = False  # drawn from what a grammar left of the policy's distribution
     is_delivered: bool = False  # the client got it, as far as can be known
     request: tuple[int, int] | None = None  # (session, number) of the engine's request whose keys and values it has
 
@@ -164,17 +165,17 @@ class CallRecord:
             start, end = len(call.prompt), len(written.tokens)
             # what was sampled is what is trained on
             assert torch.equal(written.tokens, tokens[:end])
-            if not call.is_constrained:
-                action[start:end] = True
-                logp[start:end] = written.behavior_logp[start:]
-                supports.append(written.support)
+            chosen, support = chosen_tokens(written, start) if call.is_constrained else (True, written.support)
+            action[start:end] = chosen
+            logp[start:end] = torch.where(action[start:end], written.behavior_logp[start:], 0.0)
+            supports.append((support, int(action[start:end].sum())))
             experts.append(written.routed_experts)
             versions.append(written.versions)
             counts = {"tool_calls": call.calls_tools, "malformed_calls": call.malformed}
             turns += call.observed
             turns.append(
                 Turn(
-                    *("context" if call.is_constrained else "assistant", call.text, start, end),
+                    *("assistant", call.text, start, end),
                     ended=written.stop,
                     counts={name: count for name, count in counts.items() if count},
                 )
@@ -196,6 +197,21 @@ class CallRecord:
             metrics=dict(self.metrics),
             routed_experts=joined_experts(experts),
         )
+
+
+def chosen_tokens(written: Sample, start: int) -> tuple[Tensor, Support | None]:
+    """bool [L - start]: the tokens of a constrained completion that are trained on, and what else could be drawn there.
+
+    A token is the policy's choice where the grammar left it one. Its probability is that among the tokens allowed
+    there, for the sampler and the trainer alike; where neither those nor the others could be noted, it is left out.
+    """
+    tokens, support = written.tokens[start:], written.support
+    if support is None:  # nobody trains on it
+        return torch.zeros(len(tokens), dtype=torch.bool), None
+    counts, last = support.counts.long(), support.counts.cumsum(0) - 1
+    alone = support.ids[last.clamp(min=0)]  # the only id, where there is one
+    chosen = ~((counts == 1) & ((alone == tokens) | (alone == -1)))
+    return chosen, Support(support.ids[torch.repeat_interleave(chosen, counts)], support.counts[chosen])
 
 
 def _prefix_keys(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[bytes]:

@@ -1,8 +1,7 @@
 """Completions that must have a form: JSON, JSON of a schema, or a call of a tool. llguidance is imported here alone.
 
-A grammar says which tokens may come next; the sampler draws among those, and gives log-probabilities among those. They
-are no longer the policy's own, so such a completion is never trained on: in an episode it is context
-(`whet.envs.serve.calls`).
+A grammar says which tokens may come next; the sampler draws among those, and gives log-probabilities among those. The
+trainer is told which they were, and computes its own among the same (`whet.envs.serve.calls`).
 """
 
 from __future__ import annotations

@@ -34,6 +34,7 @@ from whet.types import Completion, Message, Prompt, Request, Sample, Sampling, S
 
 MOST_WAITING = 256  # requests, before more are sent away
 MANY_TURNS = 2**31
+MOST_ROWS = 128  # of a session whose requests ask for several completions
 LEAST_PROMPT = 256  # tokens that a session has room for before the first completion
 
 
@@ -105,6 +106,8 @@ class RequestQueue:
         self._engine, self._tokenizer = engine, tokenizer
         self._scorer, self._to_score = scorer, queue.SimpleQueue[ScoreJob]()
         self._ends, self._context, self._rows = frozenset(end_tokens), context, rows
+        self._most_asked = 1  # completions of one request so far: a session has rows for them
+        self._has_constrained = False  # somebody asked for JSON, or forced a call
         self._history, self._call_format = history, call_format
         self._sampling, self._is_fixed = Sampling(), False
         self._queue: queue.SimpleQueue[Job] = queue.SimpleQueue()
@@ -324,6 +327,7 @@ class RequestQueue:
         if record.most_calls and record.num_calls + request.count > record.most_calls:
             record.ended_by = record.ended_by or StopReason.TURNS
             raise BadCall(f"the episode has had its {record.most_calls} calls", code="episode_limit")
+        self._most_asked = max(self._most_asked, request.count)
         job.grammar = self._grammar(request, record)
         job.sampling = self._sampling_of(request, record, bool(job.grammar))
         if request.top_logprobs and self._scorer is None:
@@ -351,12 +355,16 @@ class RequestQueue:
         continues = None
         parent = call.parent
         if parent is not None and parent.request is not None and parent.request[0] == opened.number:
-            # the first branch takes over the keys and values; another one copies them, or reads the prompt again
-            if parent.request[1] in opened.held:
-                continues = parent.request[1]
+            # one that goes on alone takes over the keys and values; several are rows behind one prompt, which begins
+            # with a copy of them, as does whoever comes later
+            held = parent.request[1]
+            if held in opened.held and job.request.count > 1 and len(call.prompt) <= opened.shape.prompt_tokens:
+                opened.held.move_to_end(held)
+            elif held in opened.held:
+                continues = held
                 del opened.held[continues]
-            parent.request = None
-        while opened.held and len(opened.held) + len(opened.writing) >= self._rows:
+                parent.request = None
+        while opened.held and len(opened.held) + len(opened.writing) >= opened.shape.conversations:
             number, _ = opened.held.popitem(last=False)
             opened.session.release(number)
         number, self._num_requests = self._num_requests, self._num_requests + 1
@@ -380,17 +388,27 @@ class RequestQueue:
         There is one at a time: engines keep one set of buffers.
         """
         assert job.sampling is not None and job.prompted is not None
-        opened, length = self._opened, len(job.prompted.prompt)
-        if opened is not None and (opened.sampling != job.sampling or not _fits(opened.shape, length, job.budget)):
+        opened, length, sampling = self._opened, len(job.prompted.prompt), self._session_sampling(job.sampling)
+        if opened is not None and (opened.sampling != sampling or not _fits(opened.shape, length, job.budget)):
             if opened.writing:
                 return None
             self._end_session()
             opened = None
         if opened is None:
-            opened = self._open_session(job.sampling, length, job.record.most_tokens)
-        if opened.writing and len(opened.writing) + job.request.count > self._rows:
+            opened = self._open_session(sampling, length, job.record.most_tokens)
+        if opened.writing and len(opened.writing) + job.request.count > opened.shape.conversations:
             return None
         return opened
+
+    def _session_sampling(self, sampling: Sampling) -> Sampling:
+        """A session in which requests may be constrained serves free ones too, where it writes them as another would:
+        programs that alternate would lose their keys and values with every change."""
+        self._has_constrained = self._has_constrained or sampling.constrained
+        path: Callable[[Sampling, SessionShape], object] | None = getattr(self._engine, "session_path", None)
+        if not self._has_constrained or sampling.constrained or path is None:
+            return sampling
+        either, shape = replace(sampling, constrained=True), SessionShape(self._rows, LEAST_PROMPT, LEAST_PROMPT)
+        return either if str(path(either, shape)) == str(path(sampling, shape)) else sampling
 
     def _open_session(self, sampling: Sampling, length: int, most_tokens: int) -> _OpenSession:
         """Room for the longest prompt that waits and a half more, and for what a conversation may grow by."""
@@ -399,7 +417,8 @@ class RequestQueue:
         growth = most_tokens or 4 * sampling.max_new_tokens
         if self._context:
             longest, growth = min(longest, self._context), min(growth, self._context)
-        shape = SessionShape(self._rows, longest, max(growth, sampling.max_new_tokens))
+        rows = max(self._rows, min(self._rows * self._most_asked, MOST_ROWS))
+        shape = SessionShape(rows, longest, max(growth, sampling.max_new_tokens))
         closing = ExitStack()
         session = closing.enter_context(open_session(self._engine, sampling, shape, MANY_TURNS))
         self._num_sessions += 1

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import copy
 import dataclasses
+import enum
 import functools
 import inspect
 import itertools
@@ -20,7 +21,7 @@ import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -72,11 +73,17 @@ def _text(value: Any) -> str:
             return f"({len(value)} bytes that are no text)"
     if isinstance(value, Iterator):  # what a generator yields is its result
         value = list(itertools.islice(value, MOST_ITEMS))
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    elif (dataclasses.is_dataclass(value) and not isinstance(value, type)) or isinstance(value, set | frozenset):
+        value = _json_part(value)
     elif _is_bare(type(value)):
         value = _attributes(value)  # its own text would be an address, another one in every run
-    makers: list[Callable[[Any], str]] = [lambda given: json.dumps(given, ensure_ascii=False), str, repr]
+    # what stands alone keeps its own text
+    default = _json_part if isinstance(value, dict | list | tuple) else None
+    makers: list[Callable[[Any], str]] = [
+        lambda given: json.dumps(given, ensure_ascii=False, default=default),
+        str,
+        repr,
+    ]
     for make in makers:
         try:
             text = make(value)
@@ -85,6 +92,20 @@ def _text(value: Any) -> str:
         if isinstance(text, str):
             return text
     return f"(a {type(value).__name__} that has no text)"
+
+
+def _json_part(value: Any) -> Any:
+    """What JSON has no form for, inside of a result: fields of dataclasses and plain objects, values of enums and
+    arrays, sets in a fixed order, and for dates, decimals and whatever else its text."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, set | frozenset):
+        return sorted(value, key=lambda item: (type(item).__name__, str(item)))
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return _attributes(value) if _is_bare(type(value)) else str(value)
 
 
 def _is_bare(kind: Any) -> bool:
@@ -348,17 +369,33 @@ def _work(tool: Tool, arguments: dict[str, Any], most: int) -> Any:
     """Call and write the result down, both in the tool's own time."""
     with _only_failures(tool):
         value = tool.call(**arguments)
-        return _async_result(tool, value, most) if inspect.isawaitable(value) else result_text(value, most)
+        if isinstance(value, AsyncIterator) or inspect.isawaitable(value):
+            return _async_result(tool, value, most)
+        return result_text(value, most)
 
 
 async def _async_work(tool: Tool, arguments: dict[str, Any], most: int) -> ToolText:
     with _only_failures(tool):
-        return result_text(await tool.call(**arguments), most)
+        return result_text(await _awaited(tool.call(**arguments)), most)
 
 
 async def _async_result(tool: Tool, value: Any, most: int) -> ToolText:
     with _only_failures(tool):
-        return result_text(await value, most)
+        return result_text(await _awaited(value), most)
+
+
+async def _awaited(value: Any) -> Any:
+    """What a coroutine returns, or an async generator yields."""
+    if inspect.isawaitable(value):
+        value = await value
+    if not isinstance(value, AsyncIterator):
+        return value
+    items: list[Any] = []
+    async for item in value:
+        items.append(item)
+        if len(items) == MOST_ITEMS:
+            break
+    return items
 
 
 @contextlib.contextmanager

@@ -22,8 +22,7 @@ def _falls(history: History) -> HealthFinding | None:
     if best is None or last is None:
         return None
     at = f"step {best.step}" if best.step else "the start"
-    trained = evaluations.best_trained
-    better = f"best/ holds step {trained.step}" if trained is not None and best.step else "the model it began with"
+    better = "best/" if best.step else "the model it began with"
     name = words(best.metric)
     evidence = f"Evaluation fell beyond noise: {name} {best.text} at {at}, {last.text} at step {last.step}"
     if history.rising:

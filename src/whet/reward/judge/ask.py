@@ -13,12 +13,13 @@ The settings of the judge, checked.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,7 @@ from typing import Any, Literal, Protocol, get_args
 from whet.model.server_client import RefusedQuestion, RemoteServer, Retryable, check_url
 from whet.protocols import Engine
 from whet.reward.failure import one_line
+from whet.threads import in_threads
 from whet.types import Message, Request, Sampling, WhetError
 
 AtBudgetEnd = Literal["stop", "unscorable"]
@@ -320,15 +322,16 @@ class Endpoint:
     def answers(self, questions: Sequence[Sequence[Message]]) -> Iterator[tuple[int, JudgeAnswer | Trouble]]:
         """Questions are sent side by side; answers come as they arrive."""
         stop = threading.Event()
-        pool = ThreadPoolExecutor(max(1, min(self.settings.concurrency, len(questions))), "whet-judge")
+        jobs = [functools.partial(self._answer, question, stop) for question in questions]
+        numbers = {future: number for number, future in enumerate(in_threads(jobs, self.settings.concurrency, "judge"))}
         try:
-            futures = {pool.submit(self._answer, question, stop): number for number, question in enumerate(questions)}
-            for future in as_completed(futures):
-                yield futures[future], future.result()
+            for future in as_completed(numbers):
+                yield numbers[future], future.result()
         finally:
             # an interrupted run must not wait for a server that is slow to answer
             stop.set()
-            pool.shutdown(wait=False, cancel_futures=True)
+            for future in numbers:
+                future.cancel()
 
     def _answer(self, question: Sequence[Message], stop: threading.Event) -> JudgeAnswer | Trouble:
         reason, server, retries = "stopped", self._server, self.settings.retries

@@ -7,6 +7,7 @@ that changes the value (dozen, tenths, negative) is read as part of it or refuse
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -160,6 +161,7 @@ class Quantity:
         return self.value * COUNTS.get(self.counted, 1)
 
 
+@functools.lru_cache(maxsize=4096)  # the completions of a group say the same few numbers
 def quantity(text: str) -> Quantity | None:
     """What the text says, when it is one number with or without a unit; None for anything else."""
     if len(text) > LONGEST:

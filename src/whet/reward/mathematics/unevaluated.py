@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 
@@ -90,6 +91,7 @@ def is_unevaluated(answer: str) -> bool:
     return OPERATION.search(VALUE.sub(",", _spelled(answer))) is not None
 
 
+@functools.lru_cache(maxsize=4096)
 def _spelled(text: str) -> str:
     for written, sign in SPELLINGS:
         text = written.sub(sign, text)

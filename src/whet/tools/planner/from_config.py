@@ -91,7 +91,7 @@ def workload(
         "method": config.method,
         "needs": objective_needs(config) if kind in ("policy", "preference") else frozenset(),
         "prompt_tokens": prompt_tokens,
-        "completion_tokens": config.sampling.max_new_tokens,
+        **_episodes(config, shape, prompt_tokens),
         "micro_batch_tokens": config.batch.micro_batch_tokens,
         "samples": config.samples() and (kind == "policy" or eval_prompts > 0),
         "eval_prompts": eval_prompts,
@@ -114,7 +114,7 @@ def workload(
         return Workload(
             shape,
             prompts_per_step=batch.prompts_per_step,
-            group_size=batch.group_size,
+            group_size=batch.group_size * common.get("leaves", 1),
             updates=batch.updates_per_step * batch.epochs_per_batch,
             epochs=batch.epochs_per_batch,
             critic=config.critic.trunk,
@@ -134,6 +134,20 @@ def workload(
         has_head=not isinstance(config, RewardModelConfig),
         **{**common, "samples": drawn or common["samples"]},
     )
+
+
+def _episodes(config: Config, shape: ModelShape, prompt_tokens: int) -> dict[str, int]:
+    """What a row holds behind its prompt: a completion, or all turns of an episode and what answers them."""
+    section, budget = config.env, config.sampling.max_new_tokens
+    if section.is_single:
+        return {"completion_tokens": budget, "lacks_environment": section.branching != "none"}
+    behind = section.most_tokens(budget)
+    behind = min(behind, max(1, shape.context - prompt_tokens)) if shape.context else behind
+    written = min(behind, section.most_actions(budget))
+    values = {"completion_tokens": behind, "turns": section.max_turns, "written_tokens": written}
+    if section.branching != "none":
+        values |= {"leaves": section.leaves, "branch_width": section.branch_width}
+    return values
 
 
 def _base(asked: str, compute: str, on_cpu: bool) -> str:
@@ -225,7 +239,10 @@ def memory_facts(config: Config, room: Devices, prompts: Sequence[Prompt], ranks
     """One line for the run's facts where the plan says that it will not fit; nothing where it will."""
     longest = max((_characters(prompt) for prompt in prompts[:MOST_READ]), default=4 * UNKNOWN_PROMPT)
     plan = device_plan(config, room, longest // 4, ranks)
-    return {} if plan is None or plan.fits else {"memory": f"the plan says: {plan.verdict}"}
+    if plan is None or plan.fits:
+        return {}
+    longest_episodes = ", where every episode is as long as it may become" if plan.work.turns > 1 else ""
+    return {"memory": f"the plan says{longest_episodes}: {plan.verdict}"}
 
 
 def _characters(prompt: Prompt) -> int:

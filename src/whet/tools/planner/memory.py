@@ -339,6 +339,11 @@ def _moments(work: Workload, gradients: Sequence[MemoryLine]) -> Iterator[_Momen
 def _activations(work: Workload, whose: str, tokens: int) -> Part:
     saved, words = saved_bytes_per_token(work)
     layers = work.shape.layers
+    # Measured (aarch64; 4 turns and 4 leaves, 6 and 8): without kernels for ragged rows a tree holds about
+    # as much more than chains as a copy of each branch's path would take, to a twentieth.
+    if work.on_cpu and work.path_keys:
+        saved += work.path_keys * 2 * work.shape.heads * work.shape.head_size * _product_bytes(work)
+        words = f"{words} + {work.path_keys:.1f} keys and values of paths x H D x {_product_bytes(work)}"
     formula = f"S = {tokens:,} tokens x L = {layers} x ({words} = {saved:,.0f} bytes)"
     return f"{whose}activations, recompute={work.recompute}", tokens * layers * saved, formula
 
@@ -414,10 +419,17 @@ def _rows_that_fit(work: Workload, rows: int, free: float) -> int:
     group = min(work.group_size if work.draws else 1, 32)
     share = work.prompt_tokens / group
     prompt = max((2 if group > 1 else 1.125) * share, min(8 * share, work.completion_tokens))
+    if work.turns > 1:
+        prompt = _slots_per_row(work) * work.prompt_tokens
     logits = 2 * work.shape.vocabulary * _product_bytes(work)
     bytes_per_row = _bytes_per_token(work) * (work.completion_tokens + prompt) + logits
     fitting = int(USED_SHARE * max(free, 0) / bytes_per_row) // SMALLEST * SMALLEST
     return max(SMALLEST, min(rows, fitting))
+
+
+def _slots_per_row(work: Workload) -> float:
+    """Of conversations, as a session of the sampler decides."""
+    return 1.0 if work.on_cpu else min(1.0, max(0.25, work.completion_tokens / work.prompt_tokens))
 
 
 def _sampler(work: Workload, rows: int, memory: float) -> Iterator[MemoryLine]:
@@ -432,6 +444,8 @@ def _sampler(work: Workload, rows: int, memory: float) -> Iterator[MemoryLine]:
     else:
         least = int((2 if group > 1 else 1.125) * at_once) + 1
         slots = min(num_prompts, max(least, min(8 * at_once, rows * budget // longest)))
+    if work.turns > 1:
+        slots = max(1, int(_slots_per_row(work) * rows))
     own, prompts = rows * budget * bytes_per_token, slots * longest * bytes_per_token
     stays = not work.on_cpu and own + prompts <= KEPT_SHARE * memory
     phases: tuple[Phase, ...] = PHASES if stays else ("rollout",)

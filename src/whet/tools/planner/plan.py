@@ -238,10 +238,24 @@ def _summary(work: Workload) -> str:
         if work.group_size > 1
         else f"{work.prompts_per_step} rows"
     )
-    return (
+    summary = (
         f"{work.method}{adapters}: {rows}, {work.prompt_tokens} + up to {work.completion_tokens} tokens, passes of "
         f"up to {work.micro_batch_tokens} tokens, products in {work.compute}, recompute={work.recompute}"
     )
+    if work.turns > 1:
+        summary += f"\nepisodes of up to {work.turns} turns, each as long as it may become"
+        summary += "; the environment's own memory and time are not counted"
+    if work.leaves > 1:
+        summary += f"\nepisodes branch into up to {work.leaves} leaves, a row of the sampler each; together they have "
+        summary += (
+            f"{work.computed_share:.0%} of the tokens of separate ones, which training computes once where that pays"
+        )
+    elif work.lacks_environment:
+        summary += (
+            "\nthese are single completions, and this method trains on episodes that branch: name their environment, "
+        )
+        summary += "such as --set env.name=gym"
+    return summary
 
 
 def _time_lines(time: TimePlan) -> list[str]:

@@ -143,17 +143,19 @@ def time_plan(work: Workload, devices: Devices, memory: MemoryPlan) -> TimePlan:
         return TimePlan((), "a CPU's rates are its own: `whet bench` measures them", ())
     known, shape = rates(devices), work.shape
     rollout = replace(work.rollout, num_prompts=work.prompts_per_rank)  # of one rank: the others do theirs meanwhile
+    policy = work.written_tokens or work.completion_tokens  # the rest of an episode answers it
     phases = []
     if work.draws and work.engines:
-        written = replace(work.rollout, num_prompts=-(-work.prompts_per_step // work.engines))
+        written = replace(work.rollout, num_prompts=-(-work.prompts_per_step // work.engines), completion_tokens=policy)
         rows = min(1024, written.num_sequences)
         seconds = rollout_seconds(shape, written, rows, known)
         formula = f"{work.engines} engines, {rows} rows at a time each; less where they write ahead"
         phases.append(Duration("rollout", seconds, formula))
     elif work.draws:
-        rows = max(1, min(memory.rows, rollout.num_sequences))
-        seconds = rollout_seconds(shape, rollout, rows, known)
-        formula = f"{rollout.written:,} tokens, {rows} rows at a time: {rollout.written / seconds:,.0f} tokens/s"
+        written = replace(rollout, completion_tokens=policy)
+        rows = max(1, min(memory.rows, written.num_sequences))
+        seconds = rollout_seconds(shape, written, rows, known)
+        formula = f"{written.written:,} tokens, {rows} rows at a time: {written.written / seconds:,.0f} tokens/s"
         phases.append(Duration("rollout", seconds, formula))
     once, forward = training_seconds(shape, rollout, known), scoring_seconds(shape, rollout, known)
     tokens = f"{rollout.shared:,} tokens"

@@ -103,9 +103,14 @@ class Workload:
     method: str = ""
     needs: frozenset[str] = frozenset()  # of the method's objective
     prompt_tokens: int = 512
-    completion_tokens: int = 512  # the longest
+    completion_tokens: int = 512  # the longest; of an episode, all behind its prompt
     prompts_per_step: int = 8
-    group_size: int = 8  # rows that share a prompt: completions, or chosen and rejected
+    group_size: int = 8  # rows that share a prompt: completions, leaves of episodes, or chosen and rejected
+    turns: int = 1  # of an episode, at most
+    written_tokens: int = 0  # of an episode by the policy; 0: all behind the prompt
+    leaves: int = 1  # rows of an episode that branches, at most
+    branch_width: int = 2
+    lacks_environment: bool = False  # the method's episodes branch, and nobody said who answers
     micro_batch_tokens: int = 16384
     updates: int = 1  # optimizer updates per step
     epochs: int = 1  # passes over the rows of a step
@@ -143,9 +148,40 @@ class Workload:
             )
 
     @property
+    def computed_share(self) -> float:
+        """Of what the leaves of an episode hold behind its prompt, the tokens that are there once.
+
+        The tree that shares the least: it branches behind every turn from the first on, until it has its leaves, and
+        its turns are of one length. Then min(width^d, leaves) branches have a turn d.
+        """
+        return sum(self._branches) / (self.turns * self.leaves)
+
+    @property
+    def _branches(self) -> list[int]:
+        """Of every turn."""
+        early = [min(self.branch_width**turn, self.leaves) for turn in range(min(self.turns, 16))]
+        return early + [self.leaves] * (self.turns - len(early))
+
+    @property
+    def path_keys(self) -> float:
+        """Keys that the branches of a tree see, each its whole path, per token of the tree; 0 where there is none."""
+        of_turn, episodes = self._branches, self.prompts_per_rank * self.group_size // self.leaves
+        flat = self.prompts_per_rank * self.prompt_tokens + episodes * self.leaves * self.completion_tokens
+        if self.updates > self.epochs or not _is_made(
+            round(flat - (1 - self.computed_share) * episodes * self.leaves * self.completion_tokens), flat
+        ):
+            return 0.0
+        forks = [turn for turn in range(1, self.turns) if of_turn[turn] > of_turn[turn - 1]]
+        ends = [*forks[1:], self.turns]
+        stops = [self.prompt_tokens + self.completion_tokens * end / self.turns for end in ends]
+        keys = sum(of_turn[turn] * stop for turn, stop in zip(forks, stops, strict=True))
+        return keys / (self.completion_tokens * self.leaves * self.computed_share)
+
+    @property
     def rollout(self) -> RolloutShape:
-        """The rollout of a step as `whet bench` times it."""
-        return RolloutShape(self.prompts_per_step, self.group_size, self.prompt_tokens, self.completion_tokens)
+        """A step's rows as `whet bench` times them: what leaves share counts once."""
+        rows = max(1, round(self.group_size * self.computed_share))
+        return RolloutShape(self.prompts_per_step, rows, self.prompt_tokens, self.completion_tokens)
 
     @property
     def needs_reference(self) -> bool:
@@ -176,7 +212,7 @@ class Workload:
     def passes(self) -> tuple[int, int]:
         """Tokens of the largest pass of an update, and of the largest that comes after another one, when gradients are
         there already; 0: none does."""
-        return self._cut(*self.update_rows)
+        return self._cut(*self.update_rows, self.updates <= self.epochs)
 
     @property
     def pass_tokens(self) -> int:
@@ -186,18 +222,22 @@ class Workload:
     @property
     def score_tokens(self) -> int:
         """Tokens of the largest pass without a gradient, over the rows of a step as they came."""
-        return self._cut(self.prompts_per_rank, self.prompts_per_rank * self.group_size)[0]
+        return self._cut(self.prompts_per_rank, self.prompts_per_rank * self.group_size, True)[0]
 
     def actions(self, tokens: int, prompts: int, rows: int) -> int:
         """How many of a pass's tokens reach the vocabulary head."""
-        own = rows * self.completion_tokens
-        return max(1, round(tokens * own / (prompts * self.prompt_tokens + own)))
+        own = rows * self.completion_tokens * self.computed_share
+        written = (self.written_tokens or self.completion_tokens) / self.completion_tokens
+        return max(1, round(tokens * written * own / (prompts * self.prompt_tokens + own)))
 
-    def _cut(self, prompts: int, rows: int) -> tuple[int, int]:
-        """As `passes`, of so many completions; those that share a prompt stay together where they fit."""
+    def _cut(self, prompts: int, rows: int, together: bool) -> tuple[int, int]:
+        """As `passes`, of so many completions; those that share a prompt stay together where they fit. `together`: and
+        the leaves of an episode, unshuffled."""
         own = max(self.completion_tokens - 1, 0)  # nothing is predicted from a row's last token
         most, prompt = self.micro_batch_tokens, self.prompt_tokens
         every = prompts * prompt + rows * own
+        tree = prompts * prompt + round(rows * own * self.computed_share)
+        every = tree if together and _is_made(tree, every) else every
         if not self.full_rows:
             first = min(every, max(most, prompt + own))
             return first, min(first, every - first)
@@ -219,3 +259,10 @@ class Workload:
             return self.shape.adapter_weights(self.lora_rank)
         unused = 0 if self.has_head or self.shape.tied else self.shape.vocabulary_weights
         return self.shape.weights - unused
+
+
+def _is_made(tree: int, flat: int) -> bool:
+    """Whether a trainer lays rows out as a tree of so many tokens, where shared prompts alone leave `flat`."""
+    from whet.data.prefix_tree import is_worthwhile  # needs numpy
+
+    return tree < flat and is_worthwhile(tree, flat)

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from whet.protocols import Reward
+from whet.record.metrics.timer import PhaseTimer
 from whet.reward.combine import RewardPart
 from whet.reward.score import Failures, skips_none
 from whet.reward.steps import steps_of
@@ -19,6 +20,8 @@ from whet.training.assembly.rewards import (
     build_reward_parts,
     build_scorer,
     check_sources,
+    code_rewards,
+    evaluation_parts,
     failure_policy,
     sandbox_summary,
     scorable_prompts,
@@ -107,6 +110,7 @@ class Assembly:
     eval_size: int = 0  # prompts behind the eval metrics, or rows where no prompts are answered
     close: Callable[[], None] = lambda: None  # ends what the run started elsewhere
     elsewhere: Callable[[], list[dict[str, Any]]] = list  # what each process of the run did so far
+    seconds: Mapping[str, float] = field(default_factory=dict)  # of data, model and what is built on them
 
 
 def assemble(config: Config, rewards: Sequence[RewardPart] | None = None, ranks: Ranks = ALONE) -> Assembly:
@@ -114,22 +118,30 @@ def assemble(config: Config, rewards: Sequence[RewardPart] | None = None, ranks:
 
     What is cheap comes first: rewards, objective and prompts are checked before a model is read.
     """
-    draws, evaluates = config.draws_completions(), config.scores_eval_prompts()
-    parts = build_reward_parts(config, _needs_reward(config), rewards) if draws or evaluates else []
-    title, objective = describe(config, parts)
-    loaded = load_prompts(config, evaluation=False) if draws else []
-    check_sources(loaded, parts)
-    prompts = scorable_prompts(loaded, parts, config.data)
-    held_out = load_prompts(config, evaluation=True) if evaluates and config.eval.prompts else []
-    eval_prompts = scorable_prompts(held_out, parts, config.data)
+    draws, evaluates, timer = config.draws_completions(), config.scores_eval_prompts(), PhaseTimer()
+    with timer.phase("data"):
+        parts = build_reward_parts(config, _needs_reward(config), rewards) if draws or evaluates else []
+        title, objective = describe(config, parts)
+        loaded = load_prompts(config, evaluation=False) if draws else []
+        check_sources(loaded, parts)
+        prompts = scorable_prompts(loaded, parts, config.data)
+        held_out = load_prompts(config, evaluation=True) if evaluates and config.eval.prompts else []
+        eval_prompts = scorable_prompts(held_out, parts, config.data)
     protection = sandbox_summary(parts)
-    runtime = load_runtime(config, ranks)
+    if ranks.size == 1 and not config.scale.reward_workers:
+        for reward in code_rewards(parts):
+            reward.begin_timing_golds(eval_prompts[: config.eval.prompts])
+    with timer.phase("model"):
+        runtime = load_runtime(config, ranks)
     try:
-        parts = bind_judges(parts, runtime.engine, runtime.tokenizer)
-        scored, workers, worker_facts = scored_elsewhere(config, runtime.cluster, parts)
-        failures = failure_policy(config)
-        evaluator, decoding = _evaluator(config, runtime, scored, failures, eval_prompts)
-        trainer, facts, eval_rows = build_trainer(config, runtime, scored, failures, prompts, eval_prompts, evaluator)
+        with timer.phase("trainer"):
+            parts = bind_judges(parts, runtime.engine, runtime.tokenizer)
+            scored, workers, worker_facts = scored_elsewhere(config, runtime.cluster, parts)
+            failures = failure_policy(config)
+            evaluator, decoding = _evaluator(config, runtime, scored, failures, eval_prompts)
+            trainer, facts, eval_rows = build_trainer(
+                config, runtime, scored, failures, prompts, eval_prompts, evaluator
+            )
     except BaseException:
         runtime.close()
         raise
@@ -163,6 +175,7 @@ def assemble(config: Config, rewards: Sequence[RewardPart] | None = None, ranks:
         eval_size=(len(evaluator.prompts) if evaluator else 0) or eval_rows,
         close=close,
         elsewhere=lambda: process_rows(runtime.engine, workers),
+        seconds=timer.seconds,
     )
 
 
@@ -240,7 +253,8 @@ def _evaluator(
     prompts = eval_prompts[: config.eval.prompts]
     if not parts or not prompts:
         return None, {}
-    score, sampling = build_scorer(config, parts, failures, runtime.ranks), sampling_from(config.sampling)
+    score = build_scorer(config, evaluation_parts(parts), failures, runtime.ranks)
+    sampling = sampling_from(config.sampling)
     evaluator = build_evaluator(runtime, prompts, sampling, score, config.data, config.eval.by)
     return evaluator, decode_facts(runtime, sampling, evaluator.prompt_tokens)
 

@@ -97,7 +97,8 @@ def build_episode_runner(
     if section.player:
         return _agent_runner(config, engine, loaded)
     make = _maker(config, loaded.tokenizer)
-    limits = EpisodeLimits(section.max_turns, most_tokens(config), section.step_seconds, section.seconds)
+    most = section.most_tokens(config.sampling.max_new_tokens)
+    limits = EpisodeLimits(section.max_turns, most, section.step_seconds, section.seconds)
     branching = None if isinstance(config, EvaluationConfig) else branching_of(section)
     runner = EnvironmentRunner(engine, loaded.tokenizer, make, limits, loaded.context, section.history, branching)
     what = _environment_name(section)
@@ -133,7 +134,8 @@ def _agent_runner(
     from whet.envs.serve.agent import AgentLimits, AgentRunner
 
     section = config.env
-    limits = AgentLimits(section.max_turns, most_tokens(config), section.seconds, section.at_once)
+    most = section.most_tokens(config.sampling.max_new_tokens)
+    limits = AgentLimits(section.max_turns, most, section.seconds, section.at_once)
     rewards = config.reward.template or [part.reward for part in config.reward.parts]
     runner = AgentRunner(
         engine,
@@ -188,15 +190,3 @@ def _named_environment(config: Config | EvaluationConfig, tokenizer: Any) -> Cal
         section.tools, section.call_format, section.tool_seconds, tokenizer, section.history, section.instructions
     )
     return find_environment(section.name, section.settings, calling)
-
-
-def most_actions(config: Config | EvaluationConfig) -> int:
-    """Tokens that the policy may write in one episode."""
-    section, budget = config.env, config.sampling.max_new_tokens
-    return budget if section.is_single else min(section.max_turns * budget, most_tokens(config))
-
-
-def most_tokens(config: Config | EvaluationConfig) -> int:
-    """Tokens that an episode may grow by behind its prompt: turns and answers."""
-    section = config.env
-    return section.max_tokens or 2 * section.max_turns * config.sampling.max_new_tokens

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +28,7 @@ from whet.reward.score import Failures, Scorer, Share, judged_ahead
 from whet.reward.sections import RewardPartSection, RewardSection, SandboxSection
 from whet.reward.templates import defended, format_first, template
 from whet.rollout.collect import Score
+from whet.threads import in_threads
 from whet.training.assembly.episode_runner import adds_own_reward, require_own_reward
 from whet.training.config import FROM_PYTHON, Config, EvaluationConfig
 from whet.training.distributed.ranks import ALONE, Ranks
@@ -222,6 +222,14 @@ def build_scorer(
     return Scorer(alone, config.reward.timeout, policy, share=share, ahead=score_ahead(config, alone, policy, ranks))
 
 
+def evaluation_parts(parts: Sequence[RewardPart]) -> list[RewardPart]:
+    """The parts for an evaluation: a reward that keeps notes of steps has one `apart` for it."""
+    rewards = [getattr(part.resolved_reward, "apart", None) for part in parts]
+    return [
+        part if apart is None else replace(part, reward=apart()) for part, apart in zip(parts, rewards, strict=True)
+    ]
+
+
 def score_ahead(
     config: Config | EvaluationConfig, parts: Sequence[RewardPart], failures: Failures, ranks: Ranks
 ) -> ScoreAhead[Any] | None:
@@ -386,7 +394,5 @@ def sandbox_summary(parts: Sequence[RewardPart]) -> Callable[[], dict[str, str]]
     from whet.reward.sandbox.requirement import isolation_summary
 
     isolation = isolation_summary(shared_sandbox(rewards[0].workers).holds)
-    pool = ThreadPoolExecutor(1, "sandbox-trial")
-    tried = pool.submit(active_protections)
-    pool.shutdown(wait=False)
+    (tried,) = in_threads([active_protections], 1, "sandbox-trial")
     return lambda: {"sandbox": f"{isolation}\n{tried.result().summary()}"}

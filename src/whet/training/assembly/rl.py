@@ -24,7 +24,6 @@ from whet.rollout.weight_sync_check import PolicyWatch, shares_weights
 from whet.rollout.window import GroupWindow
 from whet.settings.layers import flattened
 from whet.training.assembly.engines import async_writer
-from whet.training.assembly.episode_runner import most_actions
 from whet.training.assembly.prompts import data_summary
 from whet.training.assembly.references import build_reference, check_reference
 from whet.training.assembly.rewards import (
@@ -284,7 +283,7 @@ def build_rl_trainer(
         sampling=sampling,
         steps=config.steps,
         seed=config.seed,
-        most_actions=most_actions(config),
+        most_actions=config.env.most_actions(config.sampling.max_new_tokens),
         staleness=batch.staleness or config.scale.max_staleness,
         traced=config.report.samples_per_step if config.report.tokens else 0,
         evaluator=evaluator,

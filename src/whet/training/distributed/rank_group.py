@@ -18,8 +18,10 @@ import contextlib
 import hashlib
 import importlib.metadata
 import json
+import logging
 import os
 import platform
+import socket
 import sys
 import threading
 import time
@@ -39,6 +41,8 @@ from whet.training.distributed.launch import Launch, ProcessPlace
 from whet.training.distributed.ranks import Ranks
 from whet.types import WhetError
 
+logger = logging.getLogger(__name__)
+
 GRACE = 4.0  # seconds that the main thread has to come out of what it is in; gloo's own limit is 2 after ours
 LAST_WORDS = 5.0  # seconds for status, report and line of a run whose process is ended
 CLEARING = 60.0  # seconds that a main thread which came out has until the process group is left
@@ -48,7 +52,7 @@ TORCH = str(Path(torch.__file__).parent)
 PACKAGE = Path(__file__).parents[2]
 # a main thread that stands still there waits for other ranks or for a device, not for a reward or an environment
 WAITING = (TORCH, *(str(PACKAGE / room) for room in ("training", "model")))
-PATIENCE = 600.0  # seconds that a rank waits for the others before the config says how long
+NOTICE_AFTER = 5.0  # seconds that a rank looks for the first one before it says so
 HEARD = 3.0  # seconds that a rank which fails waits until the first one knows why
 POLL = 0.02
 MOST_SHOWN = 3  # differences in a message
@@ -104,7 +108,7 @@ class Post:
         return int(report["rank"]), str(report["line"])
 
 
-class Heartbeat(threading.Thread):
+class Heartbeat(Thread):
     """Beats, watches, and ends the process where the main thread cannot."""
 
     def __init__(self, post: Post, timeout: float) -> None:
@@ -305,7 +309,7 @@ def _doing(beat: str) -> str:
         return "starting"
 
 
-def meet(launch: Launch, patience: float = PATIENCE) -> RankGroup:
+def meet(launch: Launch, patience: float) -> RankGroup:
     """The other ranks, where they meet; an error where that place cannot be had."""
     global _runs
     store = _meeting_point(launch, patience)
@@ -319,6 +323,8 @@ def _meeting_point(launch: Launch, patience: float) -> Any:
     if meeting in _meetings:
         return _meetings[meeting]
     hosts = launch.is_first and not launch.meets_elsewhere
+    if not hosts:
+        _await_keeper(launch, patience)
     try:
         store = distributed.TCPStore(  # type: ignore[attr-defined]
             launch.address,
@@ -335,11 +341,32 @@ def _meeting_point(launch: Launch, patience: float) -> Any:
                 "give another MASTER_PORT (torchrun --standalone finds one)"
             ) from error
         raise WhetError(
-            f"rank {launch.rank} found nobody at {launch.address}:{launch.port} in {patience:g} s; start rank 0 there, "
-            "or correct MASTER_ADDR and MASTER_PORT"
+            f"what answers rank {launch.rank} at {launch.address}:{launch.port} is not rank 0 ({first_line(error)}); "
+            "correct MASTER_ADDR and MASTER_PORT"
         ) from error
     _meetings[meeting] = store
     return store
+
+
+def _await_keeper(launch: Launch, patience: float) -> None:
+    """Wait until somebody answers at the meeting point. torch's own store waits more than twice as long as it is told,
+    and then prints its stack."""
+    start, waited, has_spoken = time.monotonic(), 0.0, False
+    while True:
+        try:
+            socket.create_connection((launch.address, launch.port), timeout=max(POLL, patience - waited)).close()
+            return
+        except OSError as error:  # also a name that no server knows yet
+            waited = time.monotonic() - start
+            if waited > patience:
+                raise WhetError(
+                    f"rank {launch.rank} found nobody at {launch.address}:{launch.port} in {patience:g} s; start rank "
+                    "0 there, or correct MASTER_ADDR and MASTER_PORT"
+                ) from error
+        if waited > NOTICE_AFTER and not has_spoken:
+            has_spoken = True
+            logger.warning("rank %s waits for rank 0 at %s:%s", launch.rank, launch.address, launch.port)
+        time.sleep(10 * POLL if has_spoken else POLL)
 
 
 class RankGroup:
