@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from whet import cli
+from whet import api, cli
+from whet.types import WhetError
 
 TINY = [
     "--steps",
@@ -202,6 +203,19 @@ def test_eval_and_sample(capsys):
     assert code == 0 and out.count("> Left to right mod 10") == 2 and "gold:" in out
     code, out, _ = whet(capsys, "sample", "whetstone", "Sort 3 1 2", "-n", "2", "--set", "model.threads=1")
     assert code == 0 and out.count("<answer>") == 2
+
+
+def test_a_single_completion_is_greedy_and_several_are_drawn(capsys, monkeypatch):
+    temperatures = []
+
+    def stop(model, data, values):
+        temperatures.append(values.get("sampling", {}).get("temperature"))
+        raise WhetError("read")
+
+    monkeypatch.setattr(api, "evaluation_config", stop)
+    for number in ("1", "2"):
+        assert whet(capsys, "sample", "whetstone", "-n", number)[0] == 2
+    assert temperatures == [0.0, None]
 
 
 def test_eval_refuses_mistyped_keys_too(capsys):
