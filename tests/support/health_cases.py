@@ -142,6 +142,14 @@ CASES: dict[str, Case] = {
         Course(settings={"run.overlap": "40 of 200 eval prompts are also trained on; what is measured there"}),
         {"none are": Course(settings={"run.data": "task:arithmetic (1024 prompts)"})},
     ),
+    "slow decode path": Case(
+        Course(settings={"run.device": "cuda, 16 threads", "run.decode_path": "fused decoder (layer 26 differs)"}),
+        {
+            "graphs": Course(settings={"run.device": "cuda, 16 threads", "run.decode_path": "CUDA graphs"}),
+            "no GPU": Course(settings={"run.device": "cpu, 2 threads", "run.decode_path": "own cache (one reason)"}),
+            "an engine of one's own": Course(settings={"run.device": "cuda", "run.decode_path": "the engine Mine"}),
+        },
+    ),
     "gold refused": Case(
         Course(RISING, {"agreed_groups": 0.8, "refused_majorities": 0.4}, {"prompts": 10}),
         {

@@ -71,7 +71,8 @@ SETTINGS = (
 )
 
 # what a summary says besides the settings, and rules look at: they stand beside them under these names
-OVERLAP, DATA, SPENT = "run.overlap", "run.data", "run.seconds."
+OVERLAP, DATA, DEVICE, DECODING = "run.overlap", "run.data", "run.device", "run.decode_path"
+SPENT = "run.seconds."  # and a phase
 
 
 def known_settings(summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,7 +80,8 @@ def known_settings(summary: Mapping[str, Any]) -> dict[str, Any]:
     settings, facts, seconds = (
         value if isinstance(value := summary.get(name), Mapping) else {} for name in ("settings", "facts", "seconds")
     )
-    stated = {name: facts[fact] for name, fact in ((OVERLAP, "overlap"), (DATA, "data")) if facts.get(fact)}
+    read = {OVERLAP: "overlap", DATA: "data", DEVICE: "device", DECODING: "decode path"}
+    stated = {name: facts[fact] for name, fact in read.items() if facts.get(fact)}
     spent = {f"{SPENT}{phase}": took for phase, took in seconds.items() if isinstance(took, int | float)}
     return {**settings, **stated, **spent}
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from statistics import fmean, median
 
 from whet.record.health.finding import HealthFinding, problem
-from whet.record.health.history import RECENT, SPENT, TREND_STEPS, History
+from whet.record.health.history import DECODING, DEVICE, RECENT, SPENT, TREND_STEPS, History
 from whet.record.health.rule import ALL_KINDS, HealthRule
 from whet.record.run_kinds import completion_length, speed
 from whet.record.text import duration, number, percent
@@ -137,6 +137,18 @@ def _elsewhere(history: History) -> HealthFinding | None:
     )
 
 
+def _slow_path(history: History) -> HealthFinding | None:
+    """By what the run says of itself: a GPU that is not given whole decode steps waits for Python between them."""
+    path, _, reason = str(history.settings.get(DECODING) or "").partition(" (")
+    if not str(history.settings.get(DEVICE) or "").startswith("cuda") or not reason:
+        return None
+    return problem(
+        f"On the GPU completions are written by {path}, not by CUDA graphs: {reason.removesuffix(')')}",
+        "writing takes several times as long as it could",
+        "where that is no limit of your settings, another engine may write this model faster (sampling.engine=vllm)",
+    )
+
+
 ROLLOUT_RULES = (
     HealthRule(
         "sampler gap",
@@ -175,6 +187,14 @@ ROLLOUT_RULES = (
         kinds=ALL_KINDS,
         is_timed=True,
         depth=3,
+    ),
+    HealthRule(
+        "slow decode path",
+        _slow_path,
+        "completions are not written by CUDA graphs on a CUDA device, by the facts of the run",
+        "never: the facts say why",
+        depth=3,
+        is_stated=True,
     ),
     HealthRule(
         "dead experts",
