@@ -51,7 +51,7 @@ def test_an_archive_holds_what_was_written(records, tmp_path):
 
 
 def test_real_runs_that_learned_are_left_in_peace(tmp_path):
-    """Ten runs of a model of 0.5B, none of which ended below its start: the doctor alarms nobody."""
+    """Runs of models of 0.5B and 1.5B, none of which ended below its start: the doctor alarms nobody."""
     alarmed = {}
     for record in read_archive(ARCHIVES / "defaults.jsonl.xz"):
         folder = tmp_path / record["name"]
@@ -68,5 +68,6 @@ def test_real_runs_that_learned_are_left_in_peace(tmp_path):
     # and the same rules speak where the newest evaluation is a third of its best
     worse = json.loads(json.dumps(lines[-1])) | {"step": 50}
     worse["result"]["accuracy"] = 0.1
+    worse.pop("scores", None)
     (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in [*lines[:-1], worse]), "utf-8")
     assert [span.finding.name for span in doctor_report(folder).problems] == ["evaluation falls"]

@@ -193,6 +193,7 @@ ROLLOUT_RULES = (
         _slow_path,
         "completions are not written by CUDA graphs on a CUDA device, by the facts of the run",
         "never: the facts say why",
+        is_timed=True,
         depth=3,
         is_stated=True,
     ),

@@ -263,6 +263,8 @@ class Workload:
 
 def _is_made(tree: int, flat: int) -> bool:
     """Whether a trainer lays rows out as a tree of so many tokens, where shared prompts alone leave `flat`."""
+    if tree >= flat:
+        return False
     from whet.data.prefix_tree import is_worthwhile  # needs numpy
 
-    return tree < flat and is_worthwhile(tree, flat)
+    return is_worthwhile(tree, flat)
