@@ -266,8 +266,8 @@ def begin_cuda(config: Config) -> None:
 def gc_disabled() -> Iterator[None]:
     """Without garbage collection: while transformers is imported it finds nothing, and costs tenths of a second.
 
-    What is left is looked through once, for what trials and a loader leave in cycles may hold a model's memory; then it
-    is left alone, torch's half a million objects too.
+    What was made meanwhile, all of it young, is looked through once, for what trials and a loader leave in cycles may
+    hold a model's memory; then it is left alone, torch's half a million objects too.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -275,7 +275,7 @@ def gc_disabled() -> Iterator[None]:
         yield
     finally:
         if was_on:
-            gc.collect()
+            gc.collect(0)
             gc.freeze()
             gc.enable()
 
