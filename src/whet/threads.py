@@ -33,6 +33,13 @@ class Thread(threading.Thread):
         super().__init__(*arguments, **options)
         self._started = _SignOfLife()
 
+    def start(self) -> None:
+        try:
+            super().start()
+        except MemoryError:
+            getattr(threading, "_limbo", {}).pop(self, None)  # else it counts among the threads for ever
+            raise
+
 
 def side_by_side(
     jobs: Sequence[Callable[[], T]], most: int, when_failed: Callable[[], object] | None = None

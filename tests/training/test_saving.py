@@ -499,6 +499,7 @@ def test_a_save_that_cannot_begin_is_out_of_memory_and_no_endless_wait(tmp_path,
     die_at_birth(monkeypatch, "whet-save")
     with pytest.raises(MemoryError, match="ended before it began"):
         run(Adding(), tmp_path, steps=2, save_every=1)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("whet-save")]
 
 
 def test_memory_that_cannot_be_reserved_hides_no_cause(monkeypatch):
