@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from whet.record.rows import eval_row, step_row
 from whet.record.run_folder import write_atomically
 from whet.record.tokens import TokenSettings, token_lines
 from whet.types import Prompt, Sample, StepReport, Turn, WhetError
@@ -364,53 +363,6 @@ def read_metrics(folder: Path | str) -> list[dict[str, Any]]:
 def read_samples(folder: Path | str) -> list[dict[str, Any]]:
     """The lines of samples.jsonl in the order written; no file, no lines."""
     return list(read_lines(Path(folder) / SAMPLES))
-
-
-def step_rows(folder: Path | str) -> list[dict[str, Any]]:
-    """Every step as one flat dictionary, for a table or a data frame, under the names of `rows.step_row`."""
-    return [step_row(line) for line in read_metrics(folder) if "eval" not in line]
-
-
-def eval_rows(folder: Path | str) -> list[dict[str, Any]]:
-    """Every evaluation as one flat dictionary: `step`, `eval` (its name), its metrics, `seconds`."""
-    return [eval_row(line) for line in read_metrics(folder) if "eval" in line]
-
-
-def sample_rows(
-    folder: Path | str,
-    *,
-    step: int | None = None,
-    prompt_id: str | None = None,
-    sort: str | None = None,
-    limit: int | None = None,
-) -> list[dict[str, Any]]:
-    """The recorded samples, of one step (-1: the last recorded) or prompt.
-
-    `sort` is a field or a part of the reward, lowest first, or "-reward" for the highest first; samples without a
-    value come last.
-    """
-    rows = read_samples(folder)
-    if step is not None:
-        wanted = max((row["step"] for row in rows), default=0) if step == -1 else step
-        rows = [row for row in rows if row["step"] == wanted]
-    if prompt_id is not None:
-        rows = [row for row in rows if row["prompt_id"] == prompt_id]
-    if sort is not None:
-        rows = _sorted(rows, sort)
-    return rows if limit is None else rows[:limit]
-
-
-def _sorted(rows: list[dict[str, Any]], sort: str) -> list[dict[str, Any]]:
-    name, sign = (sort[1:], -1) if sort.startswith("-") else (sort, 1)
-
-    def value(row: Mapping[str, Any]) -> Any:
-        return row[name] if name in row else row["parts"].get(name)
-
-    fields = dict.fromkeys(field for row in rows for field in (*row, *row["parts"]))
-    if rows and name not in fields:
-        raise WhetError(f"samples have no {name!r} to sort by; give one of {', '.join(fields)}")
-    known = [row for row in rows if isinstance(value(row), int | float)]
-    return [*sorted(known, key=lambda row: sign * value(row)), *(row for row in rows if row not in known)]
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
