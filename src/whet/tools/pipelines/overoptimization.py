@@ -208,7 +208,7 @@ def _stages(settings: OveroptimizationSettings) -> Iterator[Stage]:
         conditions = conditions_of(settings, seed)
         for name, (size, place) in _proxies(settings, conditions).items():
             about = f"reward model from {size} comparisons, seed {seed}"
-            own = {"size": size, "seed": seed, "place": place, "steps": settings.proxy_steps}
+            own: dict[str, Any] = {"size": size, "seed": seed, "place": place, "steps": settings.proxy_steps}
             yield Stage(name, about, partial(train_proxy, settings, size, seed, place), own, reads=(COMPLETIONS,))
         chosen = [condition for condition in conditions if not condition.beta]
         read = (COMPLETIONS, *_proxies(settings, chosen))
