@@ -2,7 +2,7 @@
 
     python benchmarks/sides/trl_real.py JOB.json OUT.json
 
-`benchmarks/real_run.py --peer` writes the job. Completions end where the model ends them. Settings are those that make
+`benchmarks/real_run.py --peer` writes the job, and evaluates the model that is left in the job's folder. Completions end where the model ends them. Settings are those that make
 TRL fastest at equal work: no gradient checkpointing, no logging, no saving, no second scoring of the completions.
 """
 
@@ -101,6 +101,7 @@ def main() -> None:
             callbacks=[clock],
         )
         trainer.train()
+    trainer.save_model(job["folder"])
     record = {
         "trl": trl.__version__,
         "writing": job["writing"],
