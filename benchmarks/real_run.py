@@ -270,7 +270,7 @@ def main() -> None:
                     "whet_seconds": reached,
                 }
                 print(f"TRL's step: {peer['step_s']:.1f} s, whet's {mine:.2f} s, {peer['step_s'] / mine:.1f} times")
-                print(f"TRL: {peer['before']:.1%} to {peer['after']:.1%} in {spent:.0f} s; whet got there in {reached} s")
+                print(f"TRL: {peer['before']:.1%} to {peer['after']:.1%} in {spent:.0f} s; whet: in {reached} s")
             if chosen.results:
                 write_results(chosen.results, records)
         if chosen.results and records.keys() >= TITLES.keys():

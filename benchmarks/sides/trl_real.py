@@ -2,9 +2,9 @@
 
     python benchmarks/sides/trl_real.py JOB.json OUT.json
 
-`benchmarks/real_run.py --peer` writes the job, and evaluates the model that is left in the job's folder. Completions end
-where the model ends them. Settings are those that make TRL fastest at equal work: no gradient checkpointing, no logging,
-no checkpoints, no second scoring of the completions.
+`benchmarks/real_run.py --peer` writes the job, and evaluates the model that is left in the job's folder. Completions
+end where the model ends them. Settings are those that make TRL fastest at equal work: no gradient checkpointing, no
+logging, no checkpoints, no second scoring of the completions.
 """
 
 from __future__ import annotations
