@@ -47,7 +47,7 @@ class StepClock(TrainerCallback):
         self.seconds.append(now - self._since)
         self._since = now
         print(f"step {len(self.seconds)}: {self.seconds[-1]:.1f} s", flush=True)
-        control.should_training_stop = now - self._began > self._limit
+        control.should_training_stop |= now - self._began > self._limit  # the trainer itself stops after its steps
 
 
 def main() -> None:
