@@ -178,6 +178,7 @@ def peer_steps(run: Path, writing: str, steps: int, seconds: float, scratch: Pat
         "rows_per_pass": 32,
         "most_tokens": config.sampling.max_new_tokens,
         "learning_rate": config.optimizer.learning_rate,
+        "warmup_steps": config.optimizer.warmup_steps,
         "writing": writing,
         "steps": steps,
         "seconds": seconds,

@@ -78,6 +78,8 @@ def main() -> None:
             gradient_accumulation_steps=job["prompts"] * job["group_size"] // job["rows_per_pass"],
             gradient_checkpointing=False,
             learning_rate=job["learning_rate"],
+            lr_scheduler_type="constant_with_warmup",
+            warmup_steps=job["warmup_steps"],
             max_steps=job["steps"],
             logging_strategy="no",
             save_strategy="no",
@@ -91,6 +93,7 @@ def main() -> None:
             beta=0.0,
             num_iterations=1,
             loss_type="dr_grpo",
+            scale_rewards="none",
             **WRITING[job["writing"]],
         )
         trainer = trl.GRPOTrainer(
