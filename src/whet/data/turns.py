@@ -136,7 +136,8 @@ class _TemplateTurns:
     """Answers in a conversation, as the chat template writes them."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, tools: Sequence[Mapping[str, Any]], history: str) -> None:
-        self._tokenizer, self._tools, self._history = tokenizer, tuple(tools), history
+        self._tokenizer, self._history = tokenizer, history
+        self._tools = _telling_tools(tokenizer, tuple(tools))
         self._control = control_tokens(tokenizer)
         self._encoder = _TextEncoder(tokenizer, self._control)
         special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
@@ -536,6 +537,26 @@ _COURSES: dict[str, tuple[tuple[Message, ...], ...]] = {
     "tools": ((_RESULT, _RESULT), (_RESULT, _RESULT), (_RESULT,)),
     "mixed": ((_RESULT,), (_REMARK,), (_RESULT,), (_REMARK,)),
 }
+
+
+def _telling_tools(
+    tokenizer: PreTrainedTokenizerBase, tools: tuple[Mapping[str, Any], ...]
+) -> tuple[Mapping[str, Any], ...]:
+    """The first tool alone, where the template writes the same behind a turn with it as with all of them.
+
+    A list of tools may be thousands of tokens long, and would be written again with every answer.
+    """
+
+    def behind(shown: tuple[Mapping[str, Any], ...], conversation: Sequence[Message]) -> str:
+        try:
+            written: str = templated(tokenizer, conversation, "turns", open_completion=True, tools=shown)
+        except WhetError as error:
+            return str(error)
+        return written.partition(SAMPLED)[2]
+
+    turn: Message = {"role": "assistant", "content": SAMPLED}
+    probes = ((_QUESTION, _calling([_RESULT]), _RESULT, turn, _REMARK), (_QUESTION, turn, _REMARK, turn, _RESULT))
+    return tools[:1] if all(behind(tools[:1], probe) == behind(tools, probe) for probe in probes) else tools
 
 
 def _kind(messages: Sequence[Message]) -> str:

@@ -140,7 +140,7 @@ logger = logging.getLogger(__name__)
 class CallFormat:
     """How the model is told of its tools, and how its calls are read."""
 
-    read: Callable[[Completion, Sequence[Mapping[str, Any]]], Calls]
+    reader: Callable[[Sequence[Mapping[str, Any]]], Callable[[Completion], Calls]]  # of the calls of these tools
     expected: str  # what a call that cannot be read should have been
     instructions: Callable[[Sequence[Mapping[str, Any]]], str] | None = None  # None: the chat template shows the tools
     stops: tuple[str, ...] = ()  # texts that end a turn behind its call
@@ -224,6 +224,7 @@ class ToolEnvironment:
         self._opened: list[OpenTools] = []
         self._tools: dict[str, Tool] = {}
         self._schemas = [schema for source in sources for schema in source.schemas]
+        self._read = call_format.reader(self._schemas)
         self.stops = call_format.stops
 
     @property
@@ -251,7 +252,7 @@ class ToolEnvironment:
         return InitialObservation(*self._format.conversation(prompt.messages, self._schemas))
 
     async def step(self, completion: Completion) -> StepResult:
-        calls = self._format.read(completion, self._schemas).announced
+        calls = self._read(completion).announced
         if not calls:
             return StepResult(done=True)
         answers = await self._answers(calls)
