@@ -34,8 +34,10 @@ CALL_ID = "probe0000"  # nine letters and digits, as Mistral's templates demand
 HISTORIES = ("template", "sampled")
 MOST_RENDERED = 4096  # answers that are kept as tokens
 MARKS = r""".,:;!?'"()+*/=%$#@&~^_-"""
-PLAIN = re.compile(rf"[0-9A-Za-z{re.escape(MARKS)}](?:[0-9A-Za-z \n{re.escape(MARKS)}]*[0-9A-Za-z{re.escape(MARKS)}])?")
+# letters, digits and marks; brackets as JSON has them, and not as tags like [INST] or [/THINK] do
+PLAIN = re.compile(rf"(?!\s)(?:[0-9A-Za-z \n{re.escape(MARKS)}{{}}\]]|\[(?![A-Z/]))+(?<!\s)")
 ALL_PLAIN = f"{MARKS}\n\n {string.ascii_letters}  {string.digits} \n{MARKS}"
+IN_BRACKETS = tuple(f"{first}{ALL_PLAIN} [{{}}, []] {last}" for first, last in ("{}", "[]"))
 # what a template writes as plain text to say who speaks: tags, [INST], "### Heading", "User:"
 MARKER = re.compile(
     r"</?[\w|:.-]{2,40}>|<<[^<>\s]{1,40}>>|\[/?[A-Z_]{2,40}\]|^#{1,4} ?[A-Za-z]\w*:?|^[A-Za-z]\w{1,20}:", re.MULTILINE
@@ -149,7 +151,7 @@ class _TemplateTurns:
         self._unwritten: dict[str, str] = {}
         self._reasons: dict[_Asked, str] = {}
         self._frames: dict[str, _AnswerFrame] = {}
-        self._verbatim: dict[str, bool] = {}  # by kind of message
+        self._verbatim: dict[tuple[Any, str], bool] = {}  # by kind of text and of message
         self._rendered: dict[str, RenderedAnswer] = {}
         for kind in ("user", "tool"):
             try:
@@ -388,16 +390,20 @@ class _TemplateTurns:
     def _is_verbatim(self, message: Message, mark: Message) -> bool:
         """True where the template writes this message as it is, without asking it.
 
-        Of plain text that holds for every text where it holds for one with all of its characters. Brackets and bars
-        are not plain: templates look for the tags they begin.
+        Of plain text that holds for every text where it holds for one with all of its characters, and so for JSON.
+        Angle brackets and bars are not plain: templates look for the tags they begin.
         """
-        if PLAIN.fullmatch(str(message["content"])) is None:
+        content = str(message["content"])
+        if PLAIN.fullmatch(content) is None:
             return False
-        key = repr({**mark, "content": ""})
+        probes = IN_BRACKETS if "{" in content or "[" in content or "]" in content or "}" in content else (ALL_PLAIN,)
+        key = (probes, repr({**mark, "content": ""}))
         if key not in self._verbatim:
             left, right = self._framed([mark]).pieces
             try:
-                self._verbatim[key] = self._behind([{**mark, "content": ALL_PLAIN}], [mark]) == left + ALL_PLAIN + right
+                self._verbatim[key] = all(
+                    self._behind([{**mark, "content": probe}], [mark]) == left + probe + right for probe in probes
+                )
             except (_Refused, WhetError):
                 self._verbatim[key] = False
         return self._verbatim[key]
@@ -603,9 +609,10 @@ def _content(message: Message) -> str:
 
 
 def _thinks(message: Message) -> bool:
-    if message["role"] != "assistant":
+    content = _content(message) if message["role"] == "assistant" else ""
+    if not any(end in content for end in THOUGHT_ENDS):
         return False
-    thoughts = [_content(message).rpartition(end)[0] for end in THOUGHT_ENDS]
+    thoughts = [content.rpartition(end)[0] for end in THOUGHT_ENDS]
     return any(re.sub(r"<think>|\[THINK\]|</think>", "", thought).strip() for thought in thoughts)
 
 
