@@ -35,7 +35,8 @@ HISTORIES = ("template", "sampled")
 MOST_RENDERED = 4096  # answers that are kept as tokens
 MARKS = r""".,:;!?'"()+*/=%$#@&~^_-"""
 # letters, digits and marks; brackets as JSON has them, and not as tags like [INST] or [/THINK] do
-PLAIN = re.compile(rf"(?!\s)(?:[0-9A-Za-z \n{re.escape(MARKS)}{{}}\]]|\[(?![A-Z/]))+(?<!\s)")
+_PLAIN = rf"[0-9A-Za-z \n{re.escape(MARKS)}{{}}\]]*"
+PLAIN = re.compile(rf"(?=\S){_PLAIN}(?:\[(?![A-Z/]){_PLAIN})*(?<=\S)")
 ALL_PLAIN = f"{MARKS}\n\n {string.ascii_letters}  {string.digits} \n{MARKS}"
 IN_BRACKETS = tuple(f"{first}{ALL_PLAIN} [{{}}, []] {last}" for first, last in ("{}", "[]"))
 # what a template writes as plain text to say who speaks: tags, [INST], "### Heading", "User:"
