@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support.chat_families import FAMILIES, TOOLS
 from tests.support.for_every import for_every
-from whet.data.call_formats import call_stops, call_text, chosen_format, expected_call, call_reader, tool_instructions
+from whet.data.call_formats import call_reader, call_stops, call_text, chosen_format, expected_call, tool_instructions
 from whet.data.tool_syntax import BROKEN, ToolCall
 from whet.types import Completion, WhetError
 

@@ -11,6 +11,7 @@ added tokens are tokenised as ordinary text, and markers that the template write
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import re
@@ -74,6 +75,10 @@ class TurnRenderer(Protocol):
         """
         ...
 
+    def expect(self, answers: Sequence[Sequence[Message]]) -> None:
+        """These will be asked for next: their texts are made tokens of together, on all cores."""
+        ...
+
 
 def turn_renderer(
     tokenizer: PreTrainedTokenizerBase,
@@ -130,6 +135,9 @@ class _PlainTurns:
             self._rendered[contents] = RenderedAnswer(encoded.tokens, _pairs(places), encoded.split)
         return self._rendered[contents]
 
+    def expect(self, answers: Sequence[Sequence[Message]]) -> None:
+        self._encoder.expect(["".join(map(_content, messages)) for messages in answers])
+
 
 class _Refused(Exception):
     """Why a template cannot be applied incrementally."""
@@ -154,6 +162,7 @@ class _TemplateTurns:
         self._frames: dict[str, _AnswerFrame] = {}
         self._verbatim: dict[tuple[Any, str], bool] = {}  # by kind of text and of message
         self._rendered: dict[str, RenderedAnswer] = {}
+        self._expected: dict[str, tuple[int, list[dict[str, Any]], _Written]] = {}  # by messages
         for kind in ("user", "tool"):
             try:
                 self._ends[kind] = self._end(kind)
@@ -183,20 +192,19 @@ class _TemplateTurns:
             self._rendered[key] = self._render(messages, ended, last_token)
         return self._rendered[key]
 
+    def expect(self, answers: Sequence[Sequence[Message]]) -> None:
+        self._expected.clear()
+        if len(answers) < 2:
+            return
+        for messages in answers:
+            # what cannot be written is said when it is asked for
+            with contextlib.suppress(WhetError):
+                self._expected[repr(messages)] = self._unencoded(messages)
+        safe_and_written = [(safe, written) for _, safe, written in self._expected.values()]
+        self._encoder.expect([self._ends[_kind(safe)].token + written.text for safe, written in safe_and_written])
+
     def _render(self, messages: Sequence[Message], ended: bool, last_token: int | None) -> RenderedAnswer:
-        broken, safe = 0, []
-        for index, message in enumerate(messages):
-            content, count = _break_up(_content(message), self._markers)
-            broken += count
-            safe.append(_bare(message, index) | {"content": content})
-        try:
-            written = self._written_with_ids(safe)
-        except (_Refused, WhetError) as error:
-            roles = ", ".join(str(message["role"]) for message in messages)
-            raise WhetError(
-                f"the chat template cannot write an answer of {roles}: {_why(error)}; expected a template that appends "
-                "it as it is; let the environment answer as another role, or use another chat template"
-            ) from error
+        broken, safe, written = self._expected.get(repr(messages)) or self._unencoded(messages)
         end = self._ends[_kind(safe)]
         if last_token is not None:
             ended = last_token in (_token_id(self._tokenizer, token) for token in (end.token, end.last))
@@ -213,6 +221,22 @@ class _TemplateTurns:
             tokens, skipped = lead + tokens, -len(lead)
         places = [encoded.place(border + anchor) - skipped for border in written.borders]
         return RenderedAnswer(tokens, _pairs(places), broken + encoded.split)
+
+    def _unencoded(self, messages: Sequence[Message]) -> tuple[int, list[dict[str, Any]], _Written]:
+        """How many markers were broken up in the messages, the messages without them, and what the template writes."""
+        broken, safe = 0, []
+        for index, message in enumerate(messages):
+            content, count = _break_up(_content(message), self._markers)
+            broken += count
+            safe.append(_bare(message, index) | {"content": content})
+        try:
+            return broken, safe, self._written_with_ids(safe)
+        except (_Refused, WhetError) as error:
+            roles = ", ".join(str(message["role"]) for message in messages)
+            raise WhetError(
+                f"the chat template cannot write an answer of {roles}: {_why(error)}; expected a template that appends "
+                "it as it is; let the environment answer as another role, or use another chat template"
+            ) from error
 
     def require(self, role: str) -> None:
         """Raise unless the template can be applied incrementally where `role` answers turns; where the template knows
@@ -708,6 +732,22 @@ class _TextEncoder:
         self._controls = {_token_id(tokenizer, token) for token in control if len(token) > 1}
         self._backend: Any = getattr(tokenizer, "backend_tokenizer", None)
         self._is_tried = False
+        self._expected: dict[str, tuple[list[int], list[tuple[int, int]]]] = {}
+
+    def expect(self, texts: Sequence[str]) -> None:
+        """These will be asked for next."""
+        self._expected.clear()
+        texts = list(dict.fromkeys(texts))
+        if self._is_tried and self._is_plain and len(texts) > 1:
+            encodings = self._backend.encode_batch(texts, add_special_tokens=False)
+            pairs = zip(texts, encodings, strict=True)
+            self._expected = {text: (encoding.ids, encoding.offsets) for text, encoding in pairs}
+
+    @property
+    def _is_plain(self) -> bool:
+        """Others may have left settings of theirs."""
+        backend = self._backend
+        return backend is not None and backend.truncation is None and backend.padding is None
 
     def encoded(self, text: str, contents: Sequence[tuple[int, int]]) -> _EncodedText:
         """The tokens of `text`. Where one of `contents` would become a control token, the text is cut inside it, and
@@ -731,12 +771,10 @@ class _TextEncoder:
             cuts.update(forged)
 
     def _encode(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Tokens and their places; by the tokenizers library itself where that gives the same, in a third of the time.
-
-        Its settings may be left by others: they are looked at every time.
-        """
-        backend = self._backend
-        is_plain = backend is not None and backend.truncation is None and backend.padding is None
+        """Tokens and their places; by the tokenizers library itself where that gives the same: a third of the time."""
+        if text in self._expected:
+            return self._expected[text]
+        backend, is_plain = self._backend, self._is_plain
         if self._is_tried and is_plain:
             encoding = backend.encode(text, add_special_tokens=False)
             return encoding.ids, encoding.offsets

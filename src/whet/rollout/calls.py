@@ -258,7 +258,7 @@ class DrivenCall(Future[Any]):
     @property
     def until(self) -> float:
         """When to run on whatever has come by then, on the monotonic clock."""
-        return math.inf if self.done() else self._pause.until
+        return self._pause.until
 
     def begin(self, wake: Callable[[], object]) -> None:
         """Run, and call `wake`, from any thread, whenever there is something to run on with and at the end."""
@@ -269,15 +269,15 @@ class DrivenCall(Future[Any]):
     def run_on(self) -> None:
         """Up to the next call that is not back yet, or to the end; nothing where that is not the time yet."""
         while not self.done() and self._pause.is_over:
+            self._pause = _Pause((), math.inf)
             try:
                 self._pause = self._coroutine.send(None)
             except StopIteration as end:
                 self.set_result(end.value)
             except Exception as error:
                 self.set_exception(error)
-            else:
-                for call in self._pause.calls:
-                    call.add_done_callback(lambda _: self._wake())
+            for call in self._pause.calls:
+                call.add_done_callback(lambda _: self._wake())
 
     def cancel(self) -> bool:
         self._coroutine.close()

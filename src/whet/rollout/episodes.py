@@ -21,12 +21,13 @@ import queue
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -295,8 +296,11 @@ class EnvironmentRunner:
     def _close(self, environments: Sequence[Environment]) -> None:
         """Environments that want to be told that it is over; what they raise then is too late to matter."""
         closing = [environment.close for environment in environments if callable(getattr(environment, "close", None))]  # type: ignore[attr-defined]
-        calls = [self._pool.submit(close) for close in closing]
-        deadline = time.monotonic() + self._limits.step_seconds
+        bundle, deadline = CallBundle(), time.monotonic() + self._limits.step_seconds
+        with bundle.gathering():
+            calls = [self._pool.submit(close) for close in closing]
+        if wait(calls, SPREAD_SECONDS).not_done:
+            bundle.spread()
         for call in calls:
             try:
                 call.exception(timeout=max(0.0, deadline - time.monotonic()))
@@ -341,6 +345,7 @@ class _Play:
         self._answered: queue.SimpleQueue[_EnvironmentCall] = queue.SimpleQueue()  # calls that came back
         self._pending: set[int] = set()  # conversations whose call was not seen to come back
         self._bundles: list[CallBundle] = []  # calls that wait for one another
+        self._unread: list[tuple[_Episode, StepResult]] = []  # answers that are no tokens yet
         self._writing: dict[int, _Episode] = {}  # by request
         self._num_requests = 0
         self._opened: dict[Any, tuple[tuple[int, ...], str]] = {}  # openings as tokens and text: a group has the same
@@ -431,6 +436,7 @@ class _Play:
         runner._seconds["environment"] = runner._seconds.get("environment", 0.0) + waited
         for number in sorted(self._come):
             self._answer(self._calls.pop(number))
+        self._read_answers()
 
     @property
     def _come(self) -> list[int]:
@@ -609,7 +615,7 @@ class _Play:
         self._call(episode, episode.environment.step, completion)
 
     def _go_on(self, episode: _Episode, result: StepResult, seconds: float) -> None:
-        """Take in what the environment answered, and ask for the next turn or end."""
+        """Take in what the environment answered; what the policy is to read waits for the others' answers."""
         policy = episode.turns[-1]
         episode.turns[-1] = Turn(
             role=policy.role,
@@ -652,6 +658,21 @@ class _Play:
             return
         episode = seats[result.role or episode.role]
         episode.state = result.state
+        self._unread.append((episode, result))
+
+    def _read_answers(self) -> None:
+        """Make tokens of what has been answered, all of it together, and ask for the next turns."""
+        answers: dict[TurnRenderer, list[Sequence[Message]]] = {}
+        for episode, result in self._unread:
+            assert episode.renderer is not None
+            answers.setdefault(episode.renderer, []).append(result.messages)
+        for renderer, messages in answers.items():
+            renderer.expect(messages)
+        unread, self._unread = self._unread, []
+        for episode, result in unread:
+            self._read(episode, result)
+
+    def _read(self, episode: _Episode, result: StepResult) -> None:
         assert episode.renderer is not None
         ended = episode.tokens[-1] in episode.renderer.end_tokens
         answer = episode.renderer.answer(episode.messages, result.messages, ended=ended, last_token=episode.tokens[-1])
@@ -760,7 +781,7 @@ class _Play:
         logp = torch.cat([torch.zeros(episode.num_prompt), *episode.logp])[:end]
         return Sample(
             tokens=long_tensor(episode.tokens[:end]),
-            action=torch.tensor(episode.action[:end], dtype=torch.bool),
+            action=torch.from_numpy(np.array(episode.action[:end], dtype=np.bool_)),
             behavior_logp=logp,
             versions=episode.versions or (0, 0),
             stop=reason,
