@@ -101,7 +101,6 @@ def boxed(answer: str) -> str:
         ("hollow_answer", {}, boxed(""), -1.0),
         ("padding", {"most_stock": 1.0}, "Let us think about this. It is important to care. " * 2, 0.0),
         ("incoherent_reasoning", {}, "<think>" + "xq zvk jjw pfx qqz vbn kx wzr tgh " * 3 + "</think>25", -1.0),
-        ("incoherent_reasoning", {"least_pairs": 0.0}, "<think>xqz zvkr jjwt pfxg qqzl vbnx</think>25", 0.0),
     ]
 )
 def test_settings_and_sizes(name: str, settings: dict[str, Any], completion: str, expected: float) -> None:
