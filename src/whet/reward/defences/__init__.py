@@ -1,10 +1,8 @@
 """Defences against rewards being gamed: small rewards that look for one trick each.
 
-Each is a function (prompt, completion, *, kind, ...) -> float. As a penalty (the default) it is 0 for an honest
-completion and down to -1: give it a positive weight in the sum. As a gate (`kind="gate"`) it is 1 for an honest
-completion and down to 0; a penalty of weight 0 serves as a gate too, with `Gate(name, least=0.0)`: the gated part then
-counts only for completions without a finding. All are deterministic, need no model and no gold answer, and use one
-where there is one.
+Each is a function (prompt, completion, ...) -> float: 0 for an honest completion and down to -1. Give it a positive
+weight in the sum, or weight 0 and `Gate(name, least=0.0)` to the part that shall count only for completions without a
+finding. All are deterministic, need no model and no gold answer, and use one where there is one.
 
 Every defence has a corpus of attacks it must catch and honest completions it must not punish; `rates` gives both
 shares.
