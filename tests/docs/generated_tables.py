@@ -48,7 +48,8 @@ def reward_table() -> str:
 
 def defence_table() -> str:
     """Every defence with its settings and both rates on its corpus."""
-    from whet.reward.defences import DEFENCES, rates
+    from benchmarks.trust.defence_rates import rates
+    from whet.reward.defences import DEFENCES
 
     found = rates()
     lines = ["| name | finds | settings | attacks caught | honest completions punished |", "|---|---|---|---|---|"]

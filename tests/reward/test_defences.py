@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.trust.defence_rates import Case, Rates, corpus, rates, rates_of
 from tests.support.for_every import for_every
 from whet.reward import defences
-from whet.reward.defences import DEFENCES, Case, Rates, corpus, rates, rates_of
+from whet.reward.defences import DEFENCES
 from whet.reward.defences.guessing import _one_step, _rounded
 from whet.reward.defences.redundancy import density
 from whet.reward.find import find_reward
