@@ -74,12 +74,12 @@ def _distinct(
             seen.add(question)
             fruitless = 0
             answer = entry.get("answer")
-            origin = {"name": name, "seed": drawn, "size": CHUNK, "index": index, "settings": settings}
+            origin = {"name": name, "seed": drawn, "index": index, "settings": settings}
             yield question, None if answer is None else str(answer), origin | {"entry": _literal(entry)}
 
 
 def _entries(name: str, seed: int, settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    dataset = _dataset(name, seed, settings)
+    dataset = gym_dataset(name, seed, settings)
     for index in range(CHUNK):
         try:
             yield dataset[index]
@@ -104,7 +104,8 @@ def _literal(entry: Mapping[str, Any]) -> str | None:
         return None
 
 
-def _dataset(name: str, seed: int, settings: Mapping[str, Any]) -> Any:
+def gym_dataset(name: str, seed: int, settings: Mapping[str, Any]) -> Any:
+    """The dataset as it draws the entries of a seed."""
     registry = _registry()
     if name not in registry:
         raise WhetError(
@@ -154,7 +155,7 @@ def _as_specs(name: str, value: Any) -> Any:
     """The members of the composite dataset, from plain tables of name, weight and config."""
     if name != "composite" or not isinstance(value, Sequence):
         return value
-    spec = _package().composite.DatasetSpec
+    spec = reasoning_gym_package().composite.DatasetSpec
     return [
         spec(row["name"], row.get("weight", 1.0), dict(row.get("config", {}))) if isinstance(row, Mapping) else row
         for row in value
@@ -176,18 +177,19 @@ def _one_line(error: BaseException) -> str:
 
 
 def _registry() -> Mapping[str, tuple[Any, Any]]:
-    return _package().factory.DATASETS
+    return reasoning_gym_package().factory.DATASETS
 
 
 def _curriculum(name: str) -> Any:
-    factory = _package().factory
+    factory = reasoning_gym_package().factory
     return factory.create_curriculum(name) if factory.has_curriculum(name) else None
 
 
-def _package() -> Any:
+def reasoning_gym_package() -> Any:
+    """The package, where it is installed."""
     try:
         import reasoning_gym
         import reasoning_gym.composite
     except ImportError:
-        raise WhetError("data from gym:NAME needs reasoning-gym; run pip install 'whet[tasks]'") from None
+        raise WhetError("gym:NAME needs reasoning-gym; run pip install 'whet[tasks]'") from None
     return reasoning_gym
