@@ -15,6 +15,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from whet.data.rows import first_line
 from whet.data.tasks.item import SPLITS, STREAM_NAMES, split_of
 from whet.types import Prompt, WhetError, did_you_mean
 
@@ -88,7 +89,7 @@ def _entries(name: str, seed: int, settings: Mapping[str, Any]) -> Iterator[Mapp
         except Exception as error:
             raise WhetError(
                 f"gym:{name}: the dataset fails on entry {index} of seed {seed} with {_settings_text(settings)}: "
-                f"{type(error).__name__}: {_one_line(error)}; choose other settings"
+                f"{type(error).__name__}: {first_line(error)}; choose other settings"
             ) from error
 
 
@@ -110,7 +111,7 @@ def gym_dataset(name: str, seed: int, settings: Mapping[str, Any]) -> Any:
     if name not in registry:
         raise WhetError(
             f"no dataset of reasoning-gym is called {name!r}{did_you_mean(name, registry)}; "
-            f"near: {', '.join(_nearest(name, registry))}; all {len(registry)}: whet.data.gym.gym_datasets()"
+            f"all {len(registry)}: whet.data.gym.gym_datasets()"
         )
     kind, config_class = registry[name]
     config = _config(name, config_class, seed, settings)
@@ -118,7 +119,7 @@ def gym_dataset(name: str, seed: int, settings: Mapping[str, Any]) -> Any:
         return kind(config)
     except Exception as error:
         raise WhetError(
-            f"gym:{name} refuses {_settings_text(settings)}: {type(error).__name__}: {_one_line(error)}; "
+            f"gym:{name} refuses {_settings_text(settings)}: {type(error).__name__}: {first_line(error)}; "
             "change that setting"
         ) from error
 
@@ -136,7 +137,7 @@ def _config(name: str, config_class: Any, seed: int, settings: Mapping[str, Any]
         return dataclasses.replace(start, **options)
     except (TypeError, ValueError, AssertionError) as error:
         raise WhetError(
-            f"gym:{name} refuses {_settings_text(settings)}: {_one_line(error)}; change that setting"
+            f"gym:{name} refuses {_settings_text(settings)}: {first_line(error)}; change that setting"
         ) from error
 
 
@@ -162,18 +163,8 @@ def _as_specs(name: str, value: Any) -> Any:
     ]
 
 
-def _nearest(name: str, names: Mapping[str, Any]) -> list[str]:
-    words = set(name.lower().split("_"))
-    shared = sorted(names, key=lambda other: (-len(words & set(other.split("_"))), other))
-    return shared[:5]
-
-
 def _settings_text(settings: Mapping[str, Any]) -> str:
     return f"the settings {json.dumps(settings, default=str)}" if settings else "its default settings"
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200] or "no reason given"
 
 
 def _registry() -> Mapping[str, tuple[Any, Any]]:
