@@ -32,6 +32,7 @@ def ending(*words: str) -> tuple[int, str]:
         (("train",), "missing", "whet train -h"),
         (("reward", "test", "--limit", "many"), "'--limit'", "whet reward test -h"),
         (("trian",), "'train'", "whet -h"),
+        (("study", "overoptimization"), "`whet pipeline overoptimization`", "now"),
     ]
 )
 def test_one_line_names_the_option_and_the_help(words, said, command):
