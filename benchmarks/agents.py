@@ -1,6 +1,7 @@
 """Episodes of four turns with 1,024 tokens of context.
 
     python benchmarks/agents.py --results          # on the CPU: whet against TRL, results/agents_cpu.json
+    python benchmarks/agents.py --episodes 32 --results agents_cpu_32    # four times as many at once
     python benchmarks/agents.py --gpu --results    # on one GPU: beside single completions, results/agents_gpu.json
 
 On the CPU a step of GRPO on one environment: a class as TRL takes it (`sides/look_up.py`), unchanged on both sides. The
@@ -78,6 +79,8 @@ def main() -> None:
     parser.add_argument("--models", default="words49k", help="shapes of bench_models.py with words, small ones")
     parser.add_argument("--steps", type=int, default=2, help="quiet steps per side")
     parser.add_argument("--most", type=int, default=5, help="steps per side, contended and warm-up ones included")
+    parser.add_argument("--warm-up", type=int, default=1, help="first steps per side that do not count")
+    parser.add_argument("--episodes", type=int, default=0, help="at once; 0: as many as the shape has")
     parser.add_argument("--batch-rows", type=int, default=8, help="sequences per training pass")
     parser.add_argument("--tiny", action="store_true", help="a small model and short turns: does it run?")
     parser.add_argument("--make", nargs=2, metavar=("SHAPE", "FOLDER"), help=argparse.SUPPRESS)
@@ -85,6 +88,7 @@ def main() -> None:
     add_results_flag(parser, "agents_cpu")
     chosen = parser.parse_args()
     shape = TINY if chosen.tiny else FULL
+    shape = shape._replace(group=chosen.episodes or shape.group)
     if chosen.make:
         print(json.dumps(made_model(chosen.make[0], Path(chosen.make[1]), chosen.seed, shape)))
         return
@@ -122,7 +126,7 @@ def job_of(chosen: argparse.Namespace, made: dict[str, Any], shape: EpisodeShape
         "growth": made["context"] - shape.prompt,
         "batch_rows": rows,
         "micro_batch_tokens": rows * made["context"],
-        **{key: getattr(chosen, key) for key in ("steps", "most", "threads", "seed", "precision")},
+        **{key: getattr(chosen, key) for key in ("steps", "most", "warm_up", "threads", "seed", "precision")},
     }
 
 

@@ -188,12 +188,12 @@ def calling(shape: ConversationShape) -> Callable[[], Environment]:
         """
         return say()
 
-    def read(completion: Completion, schemas: Any) -> Calls:
+    def read(completion: Completion) -> Calls:
         return Calls((ToolCall("look_up", {"number": len(completion)}),), (), "")
 
     pools = {True: CallPool(), False: CallPool()}
     sources = [find_tools(look_up)]
-    return lambda: ToolEnvironment(sources, CallFormat(read, "anything"), ToolLimits(), 1, pools)
+    return lambda: ToolEnvironment(sources, CallFormat(lambda _: read, "anything"), ToolLimits(), 1, pools)
 
 
 def texts_of(shape: ConversationShape) -> Callable[[], str]:

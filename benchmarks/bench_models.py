@@ -37,6 +37,13 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             **{"num_key_value_heads": 3, "vocab_size": 49152},
         },
     ),
+    "0.5b": (
+        "qwen2",
+        {
+            **{"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14},
+            **{"num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True},
+        },
+    ),
     "1.5b": (
         "qwen2",
         {

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support.chat_families import FAMILIES, TOOLS
 from tests.support.for_every import for_every
-from whet.data.call_formats import call_stops, call_text, chosen_format, expected_call, parse_calls, tool_instructions
+from whet.data.call_formats import call_reader, call_stops, call_text, chosen_format, expected_call, tool_instructions
 from whet.data.tool_syntax import BROKEN, ToolCall
 from whet.types import Completion, WhetError
 
@@ -67,11 +67,11 @@ def test_calls_are_read_as_the_template_writes_them(family: str) -> None:
     for values in (("17",), ("two words", 'a "quote"')):
         if len(values) > 1 and family in SINGLE:
             continue
-        found = parse_calls(turn(family, *values), "template", tokenizer, TOOLS)
+        found = call_reader("template", tokenizer, TOOLS)(turn(family, *values))
         assert pairs(found.announced) == [("add", {"x": value}) for value in values]
         assert not found.malformed
     assert "name" in expected_call("template", tokenizer, TOOLS)
-    nothing = parse_calls(Completion("It is 5.", raw=f"It is 5.{tokenizer.eos_token}"), "template", tokenizer, TOOLS)
+    nothing = call_reader("template", tokenizer, TOOLS)(Completion("It is 5.", raw=f"It is 5.{tokenizer.eos_token}"))
     assert nothing.announced == ()
 
 
@@ -80,7 +80,7 @@ def test_a_call_that_is_cut_off_is_malformed(family: str) -> None:
     tokenizer = tokenizer_of(family)
     raw = turn(family, "17").raw
     cut = raw[: raw.index("17") + 1]
-    found = parse_calls(Completion(cut, raw=cut), "template", tokenizer, TOOLS)
+    found = call_reader("template", tokenizer, TOOLS)(Completion(cut, raw=cut))
     assert found.announced == (BROKEN,)
     assert len(found.malformed) == 1
     assert found.calls == ()
@@ -102,7 +102,7 @@ def test_reading_never_raises(family: str) -> None:
     def read(parts: list[str]) -> None:
         text = "".join(parts)
         for each in (form, "json", "python"):
-            found = parse_calls(Completion(text), each, tokenizer, TOOLS)
+            found = call_reader(each, tokenizer, TOOLS)(Completion(text))
             assert len([call for call in found.announced if call is BROKEN]) == len(found.malformed)
 
     read()
@@ -112,7 +112,7 @@ def test_reading_never_raises(family: str) -> None:
         "{" * 5000 + "<tool_call>" + "(" * 9000,
         "to=functions." * 3000,
     ):
-        parse_calls(Completion(hostile), form, tokenizer, TOOLS)
+        call_reader(form, tokenizer, TOOLS)(Completion(hostile))
 
 
 @pytest.mark.parametrize("form", ["python", "json"])
@@ -122,15 +122,15 @@ def test_calls_in_tags(form: str) -> None:
     text = (
         f"<think>maybe <tool_call>nothing()</tool_call></think>so: <tool_call>{read}</tool_call> and <tool_call>{read}"
     )
-    found = parse_calls(Completion(text), form, None, tools)
+    found = call_reader(form, None, tools)(Completion(text))
     assert pairs(found.announced) == [("add", {"x": 2, "y": "a, b"}), ("", {})]
     assert found.malformed == (read,)
     assert found.text == "so:  and"
     for broken in ("add(", '{"name": "add", "arguments": ', '{"arguments": {}}', "", "just words", "import os"):
-        found = parse_calls(Completion(f"<tool_call>{broken}</tool_call>"), form, None, tools)
+        found = call_reader(form, None, tools)(Completion(f"<tool_call>{broken}</tool_call>"))
         assert (found.calls, found.malformed) == ((), (broken,))
     # an answer that happens to be a call in Python is an answer
-    assert parse_calls(Completion("add(1, 2)"), form, None, tools).announced == ()
+    assert call_reader(form, None, tools)(Completion("add(1, 2)")).announced == ()
 
 
 def test_stops_and_instructions() -> None:
@@ -140,7 +140,7 @@ def test_stops_and_instructions() -> None:
         text = tool_instructions(form, TOOLS)
         assert '"name": "add"' in text
         example = text.splitlines()[1]
-        assert pairs(parse_calls(Completion(example), form).announced)[0][0] == "name"
+        assert pairs(call_reader(form)(Completion(example)).announced)[0][0] == "name"
         assert example == expected_call(form, tokenizer_of("chatml"))
     assert tool_instructions("template", TOOLS) == ""
     with pytest.raises(
@@ -172,7 +172,7 @@ ONE = {"name": "python", "parameters": {"type": "object", "properties": {"code":
 def test_loose_calls(text: str, read: list[tuple[str, dict[str, Any]]]) -> None:
     tools = [*TOOLS, {"type": "function", "function": ONE}]
     for tokenizer in (None, tokenizer_of("chatml")):
-        assert pairs(parse_calls(Completion(text), "loose", tokenizer, tools).announced) == read
+        assert pairs(call_reader("loose", tokenizer, tools)(Completion(text)).announced) == read
     assert chosen_format("loose", tokenizer_of("chatml"), tools) == "loose"
     assert call_stops("loose") == ()
 
@@ -196,15 +196,15 @@ def test_the_tokenizers_own_response_template_is_used() -> None:
     }
     call = '<tool_call>\n{"name": "add", "arguments": {"x": "5"}}\n</tool_call>'
     said = Completion(f"<think>\nwhy\n</think>\n\nlet me see{call}<|im_end|>")
-    found = parse_calls(said, "template", tokenizer, TOOLS)
+    found = call_reader("template", tokenizer, TOOLS)(said)
     assert pairs(found.announced) == [("add", {"x": "5"})]
     assert found.text.strip() == "let me see"
     for broken in ('<tool_call>\n{"name": "add", "argu\n</tool_call><|im_end|>', '<tool_call>\n{"name": "add"'):
-        assert parse_calls(Completion(broken), "template", tokenizer, TOOLS).announced == (BROKEN,)
+        assert call_reader("template", tokenizer, TOOLS)(Completion(broken)).announced == (BROKEN,)
 
 
 @for_every(["python", "json"], [{"x": "2"}, {"x": 'it\'s "so"', "y": 2.5}, {"x": [1, {"a": None}], "y": True}])
 def test_a_call_that_is_written_is_read_again(call_format: str, arguments: dict[str, Any]) -> None:
     """A text that is a number stays a text."""
-    found = parse_calls(call_text(call_format, "add", arguments), call_format)
+    found = call_reader(call_format)(call_text(call_format, "add", arguments))
     assert pairs(found.announced) == [("add", arguments)]

@@ -12,6 +12,8 @@ import pytest
 
 from tests.support.chat_families import FAMILIES, TOOLS
 from tests.support.for_every import for_every
+from whet.data import turns
+from whet.data.chat import templated
 from whet.data.turns import RenderedAnswer, turn_renderer
 from whet.types import WhetError
 
@@ -19,7 +21,9 @@ from whet.types import WhetError
 CONTENTS = (
     *("5", "  two  blanks before and after \n", "one\n\nand two", '{"result": [1, 2], "why": "a \\"quote\\""}'),
     *("naïve ☃ 日本語 🦊", "<b>bold</b> & 3 < 4", "user\nassistant\nsystem\n", "call(1, 'x') # [1] ###", "\n\nleading"),
+    *('{"files": ["a.txt", {}], "size": 7}', "[THINK] [1]"),
 )
+SEVERAL = tuple({**TOOLS[0], "function": {**TOOLS[0]["function"], "name": name}} for name in ("add", "subtract"))
 COURSES = {
     "user": (("user",), ("user",), ("user",)),
     "tool": (("tool",), ("tool",), ("tool",)),
@@ -73,7 +77,7 @@ THOUGHT_FIELD = {"gpt-oss": "thinking"}
 def made(family: str, with_tools: bool, history: str = "template") -> tuple[Any, Any]:
     """A family's tokenizer and renderer."""
     tokenizer = FAMILIES[family].tokenizer()
-    return tokenizer, turn_renderer(tokenizer, chat=True, tools=TOOLS if with_tools else (), history=history)
+    return tokenizer, turn_renderer(tokenizer, chat=True, tools=SEVERAL if with_tools else (), history=history)
 
 
 def written(tokenizer: Any, messages: list[dict[str, Any]], tools: Any, *, opens: bool = True) -> tuple[int, ...]:
@@ -182,7 +186,7 @@ def test_answers_turn_by_turn_are_what_the_template_writes_or_are_refused(family
     turns = refused = 0
     for course in COURSES:
         for thinks in (False, True):
-            for tools in ((), TOOLS):
+            for tools in ((), SEVERAL):
                 for system in (False, True):
                     if system and family == "gemma2":
                         continue  # knows no system message: the prompt itself is refused
@@ -305,6 +309,24 @@ def test_what_an_environment_will_speak_as_is_checked_before_it_does() -> None:
         turn_renderer(thinking, chat=True, roles=("user",))
     turn_renderer(thinking, chat=True, roles=("tool",))
     turn_renderer(thinking, chat=True, roles=("user",), history="sampled")
+
+
+@pytest.mark.parametrize(("family", "num_written"), [("qwen2.5", 1), ("mistral-nemo", 40)])
+def test_a_long_list_of_tools_is_not_written_with_every_answer(family: str, num_written: int, monkeypatch: Any) -> None:
+    tools = [{**TOOLS[0], "function": {**TOOLS[0]["function"], "name": f"add{number}"}} for number in range(40)]
+    renderer = turn_renderer(FAMILIES[family].tokenizer(), chat=True, tools=tools, history="sampled")
+    shown = []
+    monkeypatch.setattr(
+        turns, "templated", lambda *given, **how: shown.append(len(how["tools"])) or templated(*given, **how)
+    )
+    heard = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    renderer.answer(heard, [{"role": "user", "content": "<b>no"}], ended=True)
+    assert set(shown) == {num_written}  # Mistral's writes its tools before the last user's message, behind the turn
+    shown.clear()
+    renderer.answer(heard, [{"role": "user", "content": '{"is": ["plain"]}'}], ended=True)  # once, to see that it is
+    shown.clear()
+    renderer.answer(heard, [{"role": "user", "content": '[{"is": 1}]'}], ended=True)
+    assert not shown
 
 
 def test_the_token_that_ended_the_turn_says_what_is_left_to_write() -> None:

@@ -125,7 +125,7 @@ def test_a_missing_package_is_one_line_with_the_command(name, package, settings,
     for each in [each for each in sys.modules if each == package or each.startswith(f"{package}.")]:
         monkeypatch.delitem(sys.modules, each)
     monkeypatch.setitem(sys.modules, package, None)
-    for cached in (bfcl._call_format, bfcl._documents, bfcl.tasks):
+    for cached in (bfcl._call_format, bfcl._tools, bfcl.tasks):
         cached.cache_clear()
     with pytest.raises(WhetError, match=line):
         find_environment(name, settings)

@@ -9,7 +9,7 @@ import time
 from concurrent.futures import wait
 
 from whet.rollout import calls
-from whet.rollout.calls import CallPool
+from whet.rollout.calls import CallBundle, CallPool
 
 
 def test_an_async_call_that_blocks_does_not_poison_later_ones(monkeypatch, caplog):
@@ -47,3 +47,22 @@ def test_an_async_call_that_only_waits_keeps_its_loop(caplog):
     time.sleep(0.01)
     pool.give_up(slow, "a tool")
     assert pool.submit(loop).result(timeout=5) is before and not caplog.text
+
+
+def test_quick_calls_of_a_bundle_are_made_by_one_thread_and_slow_ones_side_by_side():
+    pools, released = (CallPool(), CallPool()), threading.Event()
+    bundle = CallBundle()
+    with bundle.gathering():
+        quick = [pool.submit(threading.get_ident) for pool in pools for _ in range(20)]
+        assert not any(call.done() for call in quick)  # nobody is woken before all are asked for
+    assert len({call.result(timeout=5) for call in quick}) == len(pools)
+    bundle = CallBundle()
+    with bundle.gathering():
+        hanging, behind = pools[0].submit(released.wait, 20), pools[0].submit(threading.get_ident)
+    try:
+        assert wait([behind], timeout=0.1).not_done  # in vain: it waits for the one in front of it
+        bundle.spread()
+        assert behind.result(timeout=5) and not hanging.done()
+        assert pools[0].submit(threading.get_ident).result(timeout=5)  # gathered no more
+    finally:
+        released.set()

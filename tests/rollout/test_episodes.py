@@ -572,3 +572,28 @@ def test_a_first_prompt_of_the_environment_is_computed_once_for_its_group(loaded
     assert shapes[0].prompt_tokens == first and sessions[0].counts.prefilled == first
     assert sessions[0].counts.recomputed == 0 and sessions[0].counts.continued == 8
     assert {each.stop for each in samples} <= {StopReason.END, StopReason.LENGTH}
+
+
+def test_tools_need_no_event_loop_and_slow_ones_do_not_wait_for_each_other(loaded, monkeypatch):
+    from whet.envs.tools.find import tool_environment
+
+    def nap(seconds: float) -> str:
+        """Sleep.
+
+        Args:
+            seconds: How long.
+        """
+        time.sleep(seconds)
+        return "done"
+
+    def calls(seconds):
+        return lambda text: "fine" if "done" in text else f"<tool_call>nap({seconds})</tool_call>"
+
+    make = tool_environment([nap], call_format="python", tokenizer=loaded.tokenizer, instructions=False)
+    monkeypatch.setattr(asyncio, "new_event_loop", lambda: pytest.fail("an event loop"))
+    quick, _, _ = play(loaded, make, calls(0.0), count=8, max_new_tokens=64)
+    started = time.monotonic()
+    slow, _, _ = play(loaded, make, calls(0.4), count=8, max_new_tokens=64)
+    assert time.monotonic() - started < 2.5  # 3.2 one after another
+    for group in (*quick, *slow):
+        assert [[turn.text for turn in sample.turns][-2:] for sample in group] == [["done", "fine"]] * 8

@@ -41,6 +41,13 @@ class _Commands(TyperGroup):
         with _interruptions():
             return super().invoke(ctx)
 
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name == "study":  # of 0.2
+            from whet.types import WhetError
+
+            raise WhetError("whet study overoptimization is called `whet pipeline overoptimization` now")
+        return super().get_command(ctx, cmd_name)
+
 
 @contextlib.contextmanager
 def _interruptions() -> Iterator[None]:

@@ -25,6 +25,7 @@ from whet.data.tool_syntax import (
     BROKEN,
     MOST_BLOCKS,
     ToolCall,
+    argument_names,
     call_of,
     named,
     parsed_calls,
@@ -68,25 +69,30 @@ class Calls:
         return tuple(call for call in self.announced if call is not BROKEN)
 
 
-def parse_calls(
-    completion: Completion | str,
-    call_format: str,
-    tokenizer: PreTrainedTokenizerBase | None = None,
-    tools: Sequence[Mapping[str, Any]] = (),
-) -> Calls:
-    """The calls of a completion. `call_format` is not "auto": `chosen_format` says what that is. Never raises."""
-    raw = completion.raw if isinstance(completion, Completion) else completion
+def call_reader(
+    call_format: str, tokenizer: PreTrainedTokenizerBase | None = None, tools: Sequence[Mapping[str, Any]] = ()
+) -> Callable[[Completion | str], Calls]:
+    """Reads the calls of completions that were shown these tools, and never raises.
+
+    `call_format` is not "auto": `chosen_format` says what that is. Long lists of tools are looked through here, once.
+    """
     read = _template_reader(tokenizer, _key(tools)) if call_format in OF_TEMPLATE and tokenizer is not None else None
-    if read is None:
-        found = _tagged(str(completion), parsed_calls)
-    else:
-        try:
-            found = read(raw)
-        except Exception:  # whatever a parser of somebody else's makes of a text
-            found = Calls((BROKEN,), (raw,), "")
-    if call_format == "loose" and not found.announced:
-        found = Calls(tuple(untagged_calls(_spoken(str(completion)), tools)), (), found.text)
-    return _named(found, tools)
+    arguments = argument_names(tools) if call_format == "loose" else {}
+
+    def calls_of(completion: Completion | str) -> Calls:
+        if read is None:
+            found = _tagged(str(completion), parsed_calls)
+        else:
+            raw = completion.raw if isinstance(completion, Completion) else completion
+            try:
+                found = read(raw)
+            except Exception:  # whatever a parser of somebody else's makes of a text
+                found = Calls((BROKEN,), (raw,), "")
+        if call_format == "loose" and not found.announced:
+            found = Calls(tuple(untagged_calls(_spoken(str(completion)), arguments)), (), found.text)
+        return _named(found, tools)
+
+    return calls_of
 
 
 def chosen_format(name: str, tokenizer: PreTrainedTokenizerBase, tools: Sequence[Mapping[str, Any]]) -> str:
@@ -232,15 +238,16 @@ _TOOLS = ({"type": "function", "function": _TOOL},)
 def _written_calls(tokenizer: PreTrainedTokenizerBase, tools: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """A turn that is one call, as the template writes it behind its generation prompt, where it writes calls.
 
-    The call's arguments are a mapping first and then JSON: templates want the one or the other.
+    The call's arguments are a mapping first and then JSON: templates want the one or the other. One tool says it.
     """
+    tools = tools[:1] or _TOOLS
     for arguments in ({"x": VALUE}, json.dumps({"x": VALUE})):
         call = {"type": "function", "id": "functions.probe0name:0", "function": {"name": NAME, "arguments": arguments}}
         for number in (call["id"], "probe0000"):
             turn: Message = {"role": "assistant", "content": "", "tool_calls": [{**call, "id": number}]}
             try:
-                opened: str = templated(tokenizer, [_QUESTION], "calls", open_completion=True, tools=tools or _TOOLS)
-                whole: str = templated(tokenizer, [_QUESTION, turn], "calls", tools=tools or _TOOLS)
+                opened: str = templated(tokenizer, [_QUESTION], "calls", open_completion=True, tools=tools)
+                whole: str = templated(tokenizer, [_QUESTION, turn], "calls", tools=tools)
             except WhetError:
                 continue
             written = whole[shared_length(opened, whole) :]
@@ -269,7 +276,7 @@ def _without_ends(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
     return text
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=64)
 def _template_reader(tokenizer: PreTrainedTokenizerBase, tools_key: str) -> Callable[[str], Calls] | None:
     """Reads calls as the template writes them; None where it writes none that can be read."""
     tools = json.loads(tools_key)

@@ -85,27 +85,30 @@ def calls_in(text: str) -> list[ToolCall]:
     return fenced or parsed_calls(text) or []
 
 
-def untagged_calls(text: str, tools: Sequence[Mapping[str, Any]]) -> list[ToolCall]:
+def argument_names(tools: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, ...]]:
+    """The tools by name, with the names of their arguments."""
+    names = [str(tool.get("function", tool).get("name")) for tool in tools]
+    return {name: tuple(parameters_of(name, tools)) for name in names}
+
+
+def untagged_calls(text: str, tools: Mapping[str, Sequence[str]]) -> list[ToolCall]:
     """The calls of a text without tags: JSON on its own or in fences, or fences labelled with a tool of one argument.
+
+    `tools`: their `argument_names`.
 
     A whole text of JSON may call a tool that is not there, which it can be told; a fence inside a text calls only
     those that are: prose shows other JSON and other code.
     """
-    known = [str(tool.get("function", tool).get("name")) for tool in tools]
     alone = _from_json(_unfenced(text)) or []
-    if alone and all(call.name in known or call.arguments for call in alone):
+    if alone and all(call.name in tools or call.arguments for call in alone):
         return alone
-    single: dict[str, str] = {}  # tools of one argument, with its name
-    for name in known:
-        parameters = list(parameters_of(name, tools))
-        single |= {name: parameters[0]} if len(parameters) == 1 else {}
     calls: list[ToolCall] = []
     for label, block in FENCE.findall(text)[:MOST_BLOCKS]:
         read = _from_json(block.strip())
-        if read and all(call.name in known for call in read):
+        if read and all(call.name in tools for call in read):
             calls += read
-        elif label in single and block.strip():
-            calls.append(ToolCall(label, {single[label]: block}))
+        elif len(tools.get(label, ())) == 1 and block.strip():
+            calls.append(ToolCall(label, {tools[label][0]: block}))
     return calls
 
 

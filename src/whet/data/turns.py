@@ -11,6 +11,7 @@ added tokens are tokenised as ordinary text, and markers that the template write
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import re
@@ -34,8 +35,11 @@ CALL_ID = "probe0000"  # nine letters and digits, as Mistral's templates demand
 HISTORIES = ("template", "sampled")
 MOST_RENDERED = 4096  # answers that are kept as tokens
 MARKS = r""".,:;!?'"()+*/=%$#@&~^_-"""
-PLAIN = re.compile(rf"[0-9A-Za-z{re.escape(MARKS)}](?:[0-9A-Za-z \n{re.escape(MARKS)}]*[0-9A-Za-z{re.escape(MARKS)}])?")
+# letters, digits and marks; brackets as JSON has them, and not as tags like [INST] or [/THINK] do
+_PLAIN = rf"[0-9A-Za-z \n{re.escape(MARKS)}{{}}\]]*"
+PLAIN = re.compile(rf"(?=\S){_PLAIN}(?:\[(?![A-Z/]){_PLAIN})*(?<=\S)")
 ALL_PLAIN = f"{MARKS}\n\n {string.ascii_letters}  {string.digits} \n{MARKS}"
+IN_BRACKETS = tuple(f"{first}{ALL_PLAIN} [{{}}, []] {last}" for first, last in ("{}", "[]"))
 # what a template writes as plain text to say who speaks: tags, [INST], "### Heading", "User:"
 MARKER = re.compile(
     r"</?[\w|:.-]{2,40}>|<<[^<>\s]{1,40}>>|\[/?[A-Z_]{2,40}\]|^#{1,4} ?[A-Za-z]\w*:?|^[A-Za-z]\w{1,20}:", re.MULTILINE
@@ -69,6 +73,10 @@ class TurnRenderer(Protocol):
         `conversation` is everything so far, the policy's last turn included. `last_token`, the last one sampled, says
         more than `ended` where a turn ends with one token before a tool's result and with another before a user.
         """
+        ...
+
+    def expect(self, answers: Sequence[Sequence[Message]]) -> None:
+        """These will be asked for next: their texts are made tokens of together, on all cores."""
         ...
 
 
@@ -127,6 +135,9 @@ class _PlainTurns:
             self._rendered[contents] = RenderedAnswer(encoded.tokens, _pairs(places), encoded.split)
         return self._rendered[contents]
 
+    def expect(self, answers: Sequence[Sequence[Message]]) -> None:
+        self._encoder.expect(["".join(map(_content, messages)) for messages in answers])
+
 
 class _Refused(Exception):
     """Why a template cannot be applied incrementally."""
@@ -136,7 +147,8 @@ class _TemplateTurns:
     """Answers in a conversation, as the chat template writes them."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, tools: Sequence[Mapping[str, Any]], history: str) -> None:
-        self._tokenizer, self._tools, self._history = tokenizer, tuple(tools), history
+        self._tokenizer, self._history = tokenizer, history
+        self._tools = _telling_tools(tokenizer, tuple(tools))
         self._control = control_tokens(tokenizer)
         self._encoder = _TextEncoder(tokenizer, self._control)
         special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
@@ -148,8 +160,9 @@ class _TemplateTurns:
         self._unwritten: dict[str, str] = {}
         self._reasons: dict[_Asked, str] = {}
         self._frames: dict[str, _AnswerFrame] = {}
-        self._verbatim: dict[str, bool] = {}  # by kind of message
+        self._verbatim: dict[tuple[Any, str], bool] = {}  # by kind of text and of message
         self._rendered: dict[str, RenderedAnswer] = {}
+        self._expected: dict[str, tuple[int, list[dict[str, Any]], _Written]] = {}  # by messages
         for kind in ("user", "tool"):
             try:
                 self._ends[kind] = self._end(kind)
@@ -179,20 +192,19 @@ class _TemplateTurns:
             self._rendered[key] = self._render(messages, ended, last_token)
         return self._rendered[key]
 
+    def expect(self, answers: Sequence[Sequence[Message]]) -> None:
+        self._expected.clear()
+        if len(answers) < 2:
+            return
+        for messages in answers:
+            # what cannot be written is said when it is asked for
+            with contextlib.suppress(WhetError):
+                self._expected[repr(messages)] = self._unencoded(messages)
+        safe_and_written = [(safe, written) for _, safe, written in self._expected.values()]
+        self._encoder.expect([self._ends[_kind(safe)].token + written.text for safe, written in safe_and_written])
+
     def _render(self, messages: Sequence[Message], ended: bool, last_token: int | None) -> RenderedAnswer:
-        broken, safe = 0, []
-        for index, message in enumerate(messages):
-            content, count = _break_up(_content(message), self._markers)
-            broken += count
-            safe.append(_bare(message, index) | {"content": content})
-        try:
-            written = self._written_with_ids(safe)
-        except (_Refused, WhetError) as error:
-            roles = ", ".join(str(message["role"]) for message in messages)
-            raise WhetError(
-                f"the chat template cannot write an answer of {roles}: {_why(error)}; expected a template that appends "
-                "it as it is; let the environment answer as another role, or use another chat template"
-            ) from error
+        broken, safe, written = self._expected.get(repr(messages)) or self._unencoded(messages)
         end = self._ends[_kind(safe)]
         if last_token is not None:
             ended = last_token in (_token_id(self._tokenizer, token) for token in (end.token, end.last))
@@ -209,6 +221,22 @@ class _TemplateTurns:
             tokens, skipped = lead + tokens, -len(lead)
         places = [encoded.place(border + anchor) - skipped for border in written.borders]
         return RenderedAnswer(tokens, _pairs(places), broken + encoded.split)
+
+    def _unencoded(self, messages: Sequence[Message]) -> tuple[int, list[dict[str, Any]], _Written]:
+        """How many markers were broken up in the messages, the messages without them, and what the template writes."""
+        broken, safe = 0, []
+        for index, message in enumerate(messages):
+            content, count = _break_up(_content(message), self._markers)
+            broken += count
+            safe.append(_bare(message, index) | {"content": content})
+        try:
+            return broken, safe, self._written_with_ids(safe)
+        except (_Refused, WhetError) as error:
+            roles = ", ".join(str(message["role"]) for message in messages)
+            raise WhetError(
+                f"the chat template cannot write an answer of {roles}: {_why(error)}; expected a template that appends "
+                "it as it is; let the environment answer as another role, or use another chat template"
+            ) from error
 
     def require(self, role: str) -> None:
         """Raise unless the template can be applied incrementally where `role` answers turns; where the template knows
@@ -387,16 +415,20 @@ class _TemplateTurns:
     def _is_verbatim(self, message: Message, mark: Message) -> bool:
         """True where the template writes this message as it is, without asking it.
 
-        Of plain text that holds for every text where it holds for one with all of its characters. Brackets and bars
-        are not plain: templates look for the tags they begin.
+        Of plain text that holds for every text where it holds for one with all of its characters, and so for JSON.
+        Angle brackets and bars are not plain: templates look for the tags they begin.
         """
-        if PLAIN.fullmatch(str(message["content"])) is None:
+        content = str(message["content"])
+        if PLAIN.fullmatch(content) is None:
             return False
-        key = repr({**mark, "content": ""})
+        probes = IN_BRACKETS if "{" in content or "[" in content or "]" in content or "}" in content else (ALL_PLAIN,)
+        key = (probes, repr({**mark, "content": ""}))
         if key not in self._verbatim:
             left, right = self._framed([mark]).pieces
             try:
-                self._verbatim[key] = self._behind([{**mark, "content": ALL_PLAIN}], [mark]) == left + ALL_PLAIN + right
+                self._verbatim[key] = all(
+                    self._behind([{**mark, "content": probe}], [mark]) == left + probe + right for probe in probes
+                )
             except (_Refused, WhetError):
                 self._verbatim[key] = False
         return self._verbatim[key]
@@ -538,6 +570,26 @@ _COURSES: dict[str, tuple[tuple[Message, ...], ...]] = {
 }
 
 
+def _telling_tools(
+    tokenizer: PreTrainedTokenizerBase, tools: tuple[Mapping[str, Any], ...]
+) -> tuple[Mapping[str, Any], ...]:
+    """The first tool alone, where the template writes the same behind a turn with it as with all of them.
+
+    A list of tools may be thousands of tokens long, and would be written again with every answer.
+    """
+
+    def behind(shown: tuple[Mapping[str, Any], ...], conversation: Sequence[Message]) -> str:
+        try:
+            written: str = templated(tokenizer, conversation, "turns", open_completion=True, tools=shown)
+        except WhetError as error:
+            return str(error)
+        return written.partition(SAMPLED)[2]
+
+    turn: Message = {"role": "assistant", "content": SAMPLED}
+    probes = ((_QUESTION, _calling([_RESULT]), _RESULT, turn, _REMARK), (_QUESTION, turn, _REMARK, turn, _RESULT))
+    return tools[:1] if all(behind(tools[:1], probe) == behind(tools, probe) for probe in probes) else tools
+
+
 def _kind(messages: Sequence[Message]) -> str:
     return "tool" if messages and messages[0]["role"] == "tool" else "user"
 
@@ -582,9 +634,10 @@ def _content(message: Message) -> str:
 
 
 def _thinks(message: Message) -> bool:
-    if message["role"] != "assistant":
+    content = _content(message) if message["role"] == "assistant" else ""
+    if not any(end in content for end in THOUGHT_ENDS):
         return False
-    thoughts = [_content(message).rpartition(end)[0] for end in THOUGHT_ENDS]
+    thoughts = [content.rpartition(end)[0] for end in THOUGHT_ENDS]
     return any(re.sub(r"<think>|\[THINK\]|</think>", "", thought).strip() for thought in thoughts)
 
 
@@ -679,6 +732,22 @@ class _TextEncoder:
         self._controls = {_token_id(tokenizer, token) for token in control if len(token) > 1}
         self._backend: Any = getattr(tokenizer, "backend_tokenizer", None)
         self._is_tried = False
+        self._expected: dict[str, tuple[list[int], list[tuple[int, int]]]] = {}
+
+    def expect(self, texts: Sequence[str]) -> None:
+        """These will be asked for next."""
+        self._expected.clear()
+        texts = list(dict.fromkeys(texts))
+        if self._is_tried and self._is_plain and len(texts) > 1:
+            encodings = self._backend.encode_batch(texts, add_special_tokens=False)
+            pairs = zip(texts, encodings, strict=True)
+            self._expected = {text: (encoding.ids, encoding.offsets) for text, encoding in pairs}
+
+    @property
+    def _is_plain(self) -> bool:
+        """Others may have left settings of theirs."""
+        backend = self._backend
+        return backend is not None and backend.truncation is None and backend.padding is None
 
     def encoded(self, text: str, contents: Sequence[tuple[int, int]]) -> _EncodedText:
         """The tokens of `text`. Where one of `contents` would become a control token, the text is cut inside it, and
@@ -702,12 +771,10 @@ class _TextEncoder:
             cuts.update(forged)
 
     def _encode(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Tokens and their places; by the tokenizers library itself where that gives the same, in a third of the time.
-
-        Its settings may be left by others: they are looked at every time.
-        """
-        backend = self._backend
-        is_plain = backend is not None and backend.truncation is None and backend.padding is None
+        """Tokens and their places; by the tokenizers library itself where that gives the same: a third of the time."""
+        if text in self._expected:
+            return self._expected[text]
+        backend, is_plain = self._backend, self._is_plain
         if self._is_tried and is_plain:
             encoding = backend.encode(text, add_special_tokens=False)
             return encoding.ids, encoding.offsets

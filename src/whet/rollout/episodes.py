@@ -15,17 +15,19 @@ the environment, and each leaves a sample.
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 import queue
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import closing
+from concurrent.futures import Future, wait
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,7 +38,7 @@ from whet.protocols import Engine, Environment
 from whet.registry import error_text
 from whet.rollout.answers import BadAnswer, initial_observation_of, reward_of, step_result_of
 from whet.rollout.branching import Branching, TurnReplay, shared_out, twin_of
-from whet.rollout.calls import CallPool
+from whet.rollout.calls import CallBundle, CallPool, DrivenCall
 from whet.rollout.episode_runner import EpisodeEnded, PlayNotes
 from whet.rollout.expert_log import joined_experts
 from whet.rollout.scheduler import joined_support
@@ -59,6 +61,7 @@ from whet.types import (
 )
 
 WAIT_SECONDS, WAIT_SHARE = 0.25, 0.05  # waiting that is next to nothing: so much, and this share of the time written
+SPREAD_SECONDS = 0.002  # after which environments that are asked together are asked side by side
 MOST_FAILURES = 20  # failures in words that are kept for the report
 
 
@@ -293,8 +296,11 @@ class EnvironmentRunner:
     def _close(self, environments: Sequence[Environment]) -> None:
         """Environments that want to be told that it is over; what they raise then is too late to matter."""
         closing = [environment.close for environment in environments if callable(getattr(environment, "close", None))]  # type: ignore[attr-defined]
-        calls = [self._pool.submit(close) for close in closing]
-        deadline = time.monotonic() + self._limits.step_seconds
+        bundle, deadline = CallBundle(), time.monotonic() + self._limits.step_seconds
+        with bundle.gathering():
+            calls = [self._pool.submit(close) for close in closing]
+        if wait(calls, SPREAD_SECONDS).not_done:
+            bundle.spread()
         for call in calls:
             try:
                 call.exception(timeout=max(0.0, deadline - time.monotonic()))
@@ -338,13 +344,16 @@ class _Play:
         self._calls: dict[int, _EnvironmentCall] = {}  # by conversation
         self._answered: queue.SimpleQueue[_EnvironmentCall] = queue.SimpleQueue()  # calls that came back
         self._pending: set[int] = set()  # conversations whose call was not seen to come back
+        self._bundles: list[CallBundle] = []  # calls that wait for one another
+        self._unread: list[tuple[_Episode, StepResult]] = []  # answers that are no tokens yet
         self._writing: dict[int, _Episode] = {}  # by request
         self._num_requests = 0
         self._opened: dict[Any, tuple[tuple[int, ...], str]] = {}  # openings as tokens and text: a group has the same
 
     def run(self, episodes: Sequence[_Episode]) -> None:
-        for episode in episodes:
-            self._begin(episode)
+        with self._asking():
+            for episode in episodes:
+                self._begin(episode)
         while self._writing or self._calls:
             self._take_answers()
             self._write()
@@ -355,9 +364,21 @@ class _Play:
         started = time.monotonic()
         written = self.session.advance()
         self._runner._patience.wrote(time.monotonic() - started)
-        for request, sample in written:
-            if request in self._writing:  # else it was told early
-                self._written(self._writing.pop(request), sample)
+        with self._asking():
+            for request, sample in written:
+                if request in self._writing:  # else it was told early
+                    self._written(self._writing.pop(request), sample)
+
+    def _asking(self) -> AbstractContextManager[None]:
+        """Environments that have been quick so far are asked together; others must not wait for each other."""
+        if not self._runner._patience.left:
+            return nullcontext()
+        self._bundles.append(CallBundle())
+        return self._bundles[-1].gathering()
+
+    def _spread(self) -> None:
+        while self._bundles:
+            self._bundles.pop().spread()
 
     def write_early(self, request: int, sample: Sample) -> None:
         """A turn that was finished while others of its batch are written: the end of an episode without environment."""
@@ -381,14 +402,19 @@ class _Play:
         is_start: bool = False,
         limit: StopReason | None = None,
     ) -> None:
-        future = self._runner._pool.submit(function, argument)
+        # a class that is derived from such a one may wait for more
+        is_driven = "waits_for_calls_only" in vars(type(episode.environment)) and inspect.iscoroutinefunction(function)
+        future = DrivenCall(function(argument)) if is_driven else self._runner._pool.submit(function, argument)
         self._await(_EnvironmentCall(future, episode, is_start, time.monotonic(), limit))
 
     def _await(self, call: _EnvironmentCall) -> None:
         future, key = call.future, call.episode.key
         self._calls[key] = call
         self._pending.add(key)
-        future.add_done_callback(lambda _: self._answered.put(call))
+        if isinstance(future, DrivenCall):
+            future.begin(lambda: self._answered.put(call))
+        else:
+            future.add_done_callback(lambda _: self._answered.put(call))
 
     def _take_answers(self) -> None:
         """Take in the answers that have come, in the order of the episodes; wait for one where nobody can write."""
@@ -410,6 +436,7 @@ class _Play:
         runner._seconds["environment"] = runner._seconds.get("environment", 0.0) + waited
         for number in sorted(self._come):
             self._answer(self._calls.pop(number))
+        self._read_answers()
 
     @property
     def _come(self) -> list[int]:
@@ -420,24 +447,34 @@ class _Play:
         while True:
             while not self._answered.empty():
                 self._note_answer(self._answered.get())
-            if not self._pending or (any_will_do and len(self._pending) < len(self._calls)):
-                return not self._pending
+            if not self._pending:
+                self._bundles.clear()
+                return True
+            if any_will_do and len(self._pending) < len(self._calls):
+                return False
             left = 0.0 if wait_until is None else wait_until - time.monotonic()
             if left <= 0:
+                if wait_until is not None:
+                    self._spread()
                 return False
             try:
-                self._note_answer(self._answered.get(timeout=left))
+                self._note_answer(self._answered.get(timeout=min(left, SPREAD_SECONDS) if self._bundles else left))
             except queue.Empty:
-                return False
+                self._spread()
 
     def _note_answer(self, call: _EnvironmentCall) -> None:
         """An episode may have gone on without this call, and wait for another one."""
         key = call.episode.key
-        if self._calls.get(key) is call:
+        if self._calls.get(key) is not call:
+            return
+        if isinstance(call.future, DrivenCall):
+            call.future.run_on()
+        if call.future.done():
             self._pending.discard(key)
 
     def _next_deadline(self) -> float:
-        return min(min(self._deadlines(call)) for call in self._calls.values())
+        waits = [call.future.until for call in self._calls.values() if isinstance(call.future, DrivenCall)]
+        return min(*waits, *(min(self._deadlines(call)) for call in self._calls.values()), math.inf)
 
     def _deadlines(self, call: _EnvironmentCall) -> tuple[float, float]:
         """When the call and its episode time out; infinity for an episode that a limit has ended already."""
@@ -447,8 +484,10 @@ class _Play:
     def _expire(self) -> bool:
         """End the episodes whose environment takes too long; True where one was ended."""
         now, late = time.monotonic(), []
-        for number in self._pending:
+        for number in sorted(self._pending):
             call = self._calls[number]
+            if isinstance(call.future, DrivenCall) and now >= call.future.until:
+                self._note_answer(call)
             if call.future.done():
                 continue
             of_call, of_episode = self._deadlines(call)
@@ -576,7 +615,7 @@ class _Play:
         self._call(episode, episode.environment.step, completion)
 
     def _go_on(self, episode: _Episode, result: StepResult, seconds: float) -> None:
-        """Take in what the environment answered, and ask for the next turn or end."""
+        """Take in what the environment answered; what the policy is to read waits for the others' answers."""
         policy = episode.turns[-1]
         episode.turns[-1] = Turn(
             role=policy.role,
@@ -619,6 +658,21 @@ class _Play:
             return
         episode = seats[result.role or episode.role]
         episode.state = result.state
+        self._unread.append((episode, result))
+
+    def _read_answers(self) -> None:
+        """Make tokens of what has been answered, all of it together, and ask for the next turns."""
+        answers: dict[TurnRenderer, list[Sequence[Message]]] = {}
+        for episode, result in self._unread:
+            assert episode.renderer is not None
+            answers.setdefault(episode.renderer, []).append(result.messages)
+        for renderer, messages in answers.items():
+            renderer.expect(messages)
+        unread, self._unread = self._unread, []
+        for episode, result in unread:
+            self._read(episode, result)
+
+    def _read(self, episode: _Episode, result: StepResult) -> None:
         assert episode.renderer is not None
         ended = episode.tokens[-1] in episode.renderer.end_tokens
         answer = episode.renderer.answer(episode.messages, result.messages, ended=ended, last_token=episode.tokens[-1])
@@ -727,7 +781,7 @@ class _Play:
         logp = torch.cat([torch.zeros(episode.num_prompt), *episode.logp])[:end]
         return Sample(
             tokens=long_tensor(episode.tokens[:end]),
-            action=torch.tensor(episode.action[:end], dtype=torch.bool),
+            action=torch.from_numpy(np.array(episode.action[:end], dtype=np.bool_)),
             behavior_logp=logp,
             versions=episode.versions or (0, 0),
             stop=reason,

@@ -18,10 +18,11 @@ import functools
 import importlib
 import json
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from whet.data.call_formats import Calls
 from whet.data.tool_syntax import BROKEN, ToolCall, expression, named
 from whet.envs.adapters.shared import optional, seed_of
 from whet.envs.tools.environment import CallFormat
@@ -45,7 +46,7 @@ _SHARED = threading.Lock()
 @functools.lru_cache(maxsize=8)
 def _call_format(name: str, tokenizer: Any, history: str, instructions: bool) -> CallFormat:
     """One for all episodes of a run; any tool shows how a template writes calls."""
-    return call_format_of(name, [_schema(_documents("MathAPI")[0])], tokenizer, history, instructions)
+    return call_format_of(name, list(_tools("MathAPI").values())[:1], tokenizer, history, instructions)
 
 
 class FunctionCalling:
@@ -67,7 +68,7 @@ class FunctionCalling:
         self._requests: list[list[Message]] = task["question"]
         self._gold: list[list[str]] = task["ground_truth"]
         self._late_tools: Mapping[str, list[str]] = task.get("missed_function", {})
-        self._docs = {doc["name"]: doc for name in task["involved_classes"] for doc in _documents(name)}
+        self._tools = {name: tool for owner in task["involved_classes"] for name, tool in _tools(owner).items()}
         late = {name for names in self._late_tools.values() for name in names}
         self._simulators = _simulators(task)
         self._gold_simulators = _simulators(task)
@@ -76,13 +77,13 @@ class FunctionCalling:
         self._called = False  # for the present request
         self._answers: list[str] = []  # to every call so far
         self._met = 0
-        schemas = tuple(_schema(doc) for name, doc in self._docs.items() if name not in late)
+        schemas = tuple(tool for name, tool in self._tools.items() if name not in late)
         instructions = [message for message in prompt.messages if message["role"] == "system"]
-        self._schemas = tuple(map(_schema, self._docs.values()))
+        self._read = _reader(self._format, tuple(task["involved_classes"]))
         return InitialObservation(*self._format.conversation((*instructions, *self._requests[0]), schemas))
 
     def step(self, completion: Completion) -> StepResult:
-        calls = self._format.read(completion, self._schemas).announced
+        calls = self._read(completion).announced
         self._steps += 1
         if not calls:
             return self._next_request()
@@ -91,7 +92,7 @@ class FunctionCalling:
         for call in calls:
             if call == BROKEN:
                 count, answer = "malformed_calls", "Error during execution: the call cannot be read"
-            elif call.name not in self._docs:
+            elif call.name not in self._tools:
                 count, answer = "unknown_tools", f"Error during execution: no function is called {call.name!r}"
             else:
                 count, answer = "", self._answer(call)
@@ -105,7 +106,7 @@ class FunctionCalling:
         return StepResult(tuple(answers), reward=0.0, counts=counts, errors=tuple(errors))
 
     def _answer(self, call: ToolCall) -> str:
-        arguments = named(call, [_schema(self._docs[call.name])]).arguments
+        arguments = named(call, [self._tools[call.name]]).arguments
         for name, value in _numbers(arguments):
             if abs(value) > LARGEST.get(name, LARGEST_NUMBER):
                 return f"Error during execution: {name}={str(value)[:20]} is too large"
@@ -122,15 +123,13 @@ class FunctionCalling:
         messages = self._requests[self._request]
         late = self._late_tools.get(str(self._request), [])
         if late:
-            shown = json.dumps([_schema(self._docs[name]) for name in late])
+            shown = json.dumps([self._tools[name] for name in late])
             messages = [{"role": "user", "content": f"{shown}\n{NEW_TOOLS}"}]
         return StepResult(tuple(messages), reward=0.0)
 
     def _is_met(self) -> bool:
         """The leaderboard's rule for one request; nothing is asked of one that cannot be met yet."""
-        with optional("bfcl", INSTALL):
-            from bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker import response_checker, state_checker
-
+        state_checker, response_checker = _checkers()
         gold = self._gold[self._request]
         expected = [_run(self._gold_simulators, *_gold_call(call)) for call in gold]
         if not gold:
@@ -168,18 +167,31 @@ def _task_of(prompt: Prompt, category: str) -> Mapping[str, Any]:
 
 
 def _simulators(task: Mapping[str, Any]) -> dict[str, Any]:
+    simulators = {}
+    for name in task["involved_classes"]:
+        kind, has_state = _simulator_class(name)
+        simulators[name] = simulator = kind()
+        if has_state:
+            config = copy.deepcopy(task["initial_config"].get(name, {}))
+            simulator._load_scenario(config, long_context="long_context" in task["id"])
+    return simulators
+
+
+@functools.cache
+def _simulator_class(name: str) -> tuple[Callable[[], Any], bool]:
+    """The class, and whether its objects have a state to load."""
     with optional("bfcl", INSTALL):
         from bfcl_eval.constants.executable_backend_config import CLASS_FILE_PATH_MAPPING, STATELESS_CLASSES
 
-    simulators = {}
-    for name in task["involved_classes"]:
-        with optional("bfcl", INSTALL):
-            simulator = getattr(importlib.import_module(CLASS_FILE_PATH_MAPPING[name]), name)()
-        if name not in STATELESS_CLASSES:
-            config = copy.deepcopy(task["initial_config"].get(name, {}))
-            simulator._load_scenario(config, long_context="long_context" in task["id"])
-        simulators[name] = simulator
-    return simulators
+        return getattr(importlib.import_module(CLASS_FILE_PATH_MAPPING[name]), name), name not in STATELESS_CLASSES
+
+
+@functools.cache
+def _checkers() -> tuple[Callable[..., Mapping[str, Any]], Callable[..., Mapping[str, Any]]]:
+    """The leaderboard's own, of states and of answers."""
+    with optional("bfcl", INSTALL):
+        from bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker import response_checker, state_checker
+    return state_checker, response_checker
 
 
 def _run(simulators: Mapping[str, Any], name: str, positional: Sequence[Any], arguments: Mapping[str, Any]) -> str:
@@ -222,10 +234,18 @@ def _gold_call(written: str) -> tuple[str, list[Any], dict[str, Any]]:
 
 
 @functools.cache
-def _documents(simulator: str) -> tuple[Mapping[str, Any], ...]:
+def _tools(simulator: str) -> Mapping[str, Mapping[str, Any]]:
+    """The simulator's functions by name, as chat templates take them."""
     with optional("bfcl", INSTALL):
         from bfcl_eval.constants.executable_backend_config import MULTI_TURN_FUNC_DOC_FILE_MAPPING
-    return tuple(_rows(_folder() / "multi_turn_func_doc" / MULTI_TURN_FUNC_DOC_FILE_MAPPING[simulator]))
+    documents = _rows(_folder() / "multi_turn_func_doc" / MULTI_TURN_FUNC_DOC_FILE_MAPPING[simulator])
+    return {document["name"]: _schema(document) for document in documents}
+
+
+@functools.lru_cache(maxsize=64)
+def _reader(call_format: CallFormat, simulators: tuple[str, ...]) -> Callable[[Completion], Calls]:
+    """Reads calls of these simulators' functions."""
+    return call_format.reader([tool for simulator in simulators for tool in _tools(simulator).values()])
 
 
 def _schema(document: Mapping[str, Any]) -> dict[str, Any]:

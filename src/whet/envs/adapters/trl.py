@@ -10,7 +10,6 @@ whet's words, and every episode has an object of its own.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from whet.envs.tools.find import MOST_CALLS, find_tools
 from whet.envs.tools.formats import Calling, call_format_of
 from whet.envs.tools.schema import json_schema
 from whet.envs.tools.tool import OpenTools, Tool, ToolLimits, ToolSource
-from whet.rollout.calls import CallPool
+from whet.rollout.calls import CallPool, finished
 from whet.types import Completion, InitialObservation, Prompt, StepResult, StopReason, WhetError
 
 ROUTE = "environment"  # the column that chooses among several classes
@@ -54,6 +53,7 @@ class MethodSource:
 class TrlEnvironment:
     """One episode of one foreign object."""
 
+    waits_for_calls_only = True
     no_branches = "the tools of a TRL class are methods of one object; give it whet's own interface, start and step"
 
     def __init__(self, foreign: Any, inner: ToolEnvironment, pool: CallPool, is_routed: bool) -> None:
@@ -90,7 +90,9 @@ class TrlEnvironment:
         get_reward = getattr(self.foreign, "get_reward", None)
         if get_reward is None:
             return None
-        score = await asyncio.wrap_future(self._pool.submit(get_reward))
+        call = self._pool.submit(get_reward)
+        await finished(call)
+        score = call.result()
         return None if score is None else number(score, f"{self._name}.get_reward")
 
 
@@ -131,6 +133,7 @@ def trl_environment(
 class Routed:
     """One episode of the environment that the prompt's column `environment` names."""
 
+    waits_for_calls_only = True
     no_branches = TrlEnvironment.no_branches
 
     def __init__(

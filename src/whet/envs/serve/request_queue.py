@@ -646,7 +646,7 @@ class RequestQueue:
     ) -> tuple[str, tuple[CalledTool, ...]]:
         """The text before the calls, and the calls; what cannot be read as one stays text, and is counted."""
         raw = str(self._tokenizer.decode(tokens, skip_special_tokens=False))
-        parsed = self._format(tools).read(Completion(call.text, tokens, raw), tools)
+        parsed = self._format(tools).reader(tools)(Completion(call.text, tokens, raw))
         call.calls_tools, call.malformed = len(parsed.calls), len(parsed.malformed)
         if call.malformed or not parsed.calls:
             return call.text, ()

@@ -22,7 +22,6 @@ import logging
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +40,7 @@ from whet.envs.tools.tool import (
     tool_name,
 )
 from whet.registry import error_text
-from whet.rollout.calls import CallPool
+from whet.rollout.calls import CallPool, finished, side_by_side
 from whet.types import Completion, InitialObservation, Message, Prompt, StepResult, WhetError, did_you_mean
 
 NOTHING = "(no result)"
@@ -140,7 +139,7 @@ logger = logging.getLogger(__name__)
 class CallFormat:
     """How the model is told of its tools, and how its calls are read."""
 
-    read: Callable[[Completion, Sequence[Mapping[str, Any]]], Calls]
+    reader: Callable[[Sequence[Mapping[str, Any]]], Callable[[Completion], Calls]]  # of the calls of these tools
     expected: str  # what a call that cannot be read should have been
     instructions: Callable[[Sequence[Mapping[str, Any]]], str] | None = None  # None: the chat template shows the tools
     stops: tuple[str, ...] = ()  # texts that end a turn behind its call
@@ -210,6 +209,8 @@ class _Answer:
 class ToolEnvironment:
     """One episode with tools."""
 
+    waits_for_calls_only = True
+
     def __init__(
         self,
         sources: Sequence[ToolSource],
@@ -224,6 +225,7 @@ class ToolEnvironment:
         self._opened: list[OpenTools] = []
         self._tools: dict[str, Tool] = {}
         self._schemas = [schema for source in sources for schema in source.schemas]
+        self._read = call_format.reader(self._schemas)
         self.stops = call_format.stops
 
     @property
@@ -251,7 +253,7 @@ class ToolEnvironment:
         return InitialObservation(*self._format.conversation(prompt.messages, self._schemas))
 
     async def step(self, completion: Completion) -> StepResult:
-        calls = self._format.read(completion, self._schemas).announced
+        calls = self._read(completion).announced
         if not calls:
             return StepResult(done=True)
         answers = await self._answers(calls)
@@ -287,7 +289,7 @@ class ToolEnvironment:
         if len(chains) == 1:  # nothing to do side by side: no tasks for it
             await run(range(len(calls)))
         else:
-            await asyncio.gather(*(run(chain) for chain in chains.values()))
+            await side_by_side([run(chain) for chain in chains.values()])
         return [answer for answer in answers if answer is not None]
 
     async def _answer(self, call: ToolCall, place: int) -> _Answer:
@@ -325,7 +327,7 @@ class ToolEnvironment:
         """What a call gives, or what it met. One that hangs is given up: its thread is lost, and those are counted."""
         pool = self._pools[ends_itself]
         future = pool.submit(call)
-        await _finished(future, None if ends_itself else self._limits.seconds)
+        await finished(future, None if ends_itself else self._limits.seconds)
         if future.done():
             error = future.exception()
             return (None, error) if error is not None else (future.result(), None)
@@ -336,28 +338,6 @@ class ToolEnvironment:
 def _without_frames(text: str) -> str:
     """The text without tags that would end its own frame, or open another."""
     return re.sub(r"<(?=\s*/?\s*tool_)", "< ", text, flags=re.IGNORECASE)
-
-
-async def _finished(future: Future[Any], seconds: float | None) -> None:
-    """Wait for a call in another thread, at most so long; it goes on if this is not waited for any more."""
-    loop = asyncio.get_running_loop()
-    woken = loop.create_future()
-
-    def wake() -> None:
-        if not woken.done():
-            woken.set_result(None)
-
-    def wake_from_thread(_: Future[Any]) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop may be closed when an abandoned call comes back
-            loop.call_soon_threadsafe(wake)
-
-    timer = None if seconds is None else loop.call_later(seconds, wake)
-    future.add_done_callback(wake_from_thread)
-    try:
-        await woken
-    finally:
-        if timer is not None:
-            timer.cancel()
 
 
 def _failure(problem: str, *counts: str) -> _Answer:

@@ -13,11 +13,11 @@ from whet.data.call_formats import (
     EXAMPLES,
     Calls,
     call_openings,
+    call_reader,
     call_stops,
     call_text,
     chosen_format,
     expected_call,
-    parse_calls,
     template_shows,
     tool_instructions,
 )
@@ -55,8 +55,8 @@ def call_format_of(
     """
     chosen = "json" if tokenizer is None else chosen_format(name, tokenizer, schemas)
 
-    def read(completion: Completion, schemas: Sequence[Mapping[str, Any]]) -> Calls:
-        return parse_calls(completion, chosen, tokenizer, schemas)
+    def reader(schemas: Sequence[Mapping[str, Any]]) -> Callable[[Completion], Calls]:
+        return call_reader(chosen, tokenizer, schemas)
 
     def instruct(schemas: Sequence[Mapping[str, Any]]) -> str:
         return tool_instructions(chosen, schemas) if instructions else ""
@@ -65,16 +65,18 @@ def call_format_of(
         return call_text(chosen, name, arguments)
 
     if tokenizer is None:
-        return CallFormat(read, EXAMPLES[chosen])
+        return CallFormat(reader, EXAMPLES[chosen])
     if not tokenizer.chat_template:
-        return CallFormat(read, EXAMPLES[chosen], instruct, call_stops(chosen), answers_as="user", written=written)
+        return CallFormat(reader, EXAMPLES[chosen], instruct, call_stops(chosen), answers_as="user", written=written)
     if chosen == "template" or (chosen == "loose" and instructions and template_shows(tokenizer, schemas)):
         turn_renderer(tokenizer, chat=True, tools=schemas, history=history, roles=("tool",))
         openings = call_openings(chosen, tokenizer, schemas)
-        return CallFormat(read, expected_call(chosen, tokenizer, schemas), openings=openings)
+        return CallFormat(reader, expected_call(chosen, tokenizer, schemas), openings=openings)
     instructs_as, answers_as = _instructing_role(tokenizer), _answering_role(tokenizer, history)
     openings = call_openings(chosen, tokenizer, schemas)
-    return CallFormat(read, EXAMPLES[chosen], instruct, call_stops(chosen), instructs_as, answers_as, written, openings)
+    return CallFormat(
+        reader, EXAMPLES[chosen], instruct, call_stops(chosen), instructs_as, answers_as, written, openings
+    )
 
 
 def _instructing_role(tokenizer: Any) -> str:
