@@ -141,13 +141,12 @@ def rerank(folder: Path) -> dict[str, Any]:
 
 
 def overoptimization(folder: Path) -> dict[str, Any]:
-    """`whet study overoptimization --quick`: what it found, and the figure of its page."""
-    from whet.tools.studies.overoptimization.settings import QUICK
-    from whet.tools.studies.overoptimization.stages import FIGURE, VALUES, study_overoptimization
+    """`whet pipeline overoptimization`: what it found, and its figure."""
+    from whet.tools.pipelines.overoptimization import FIGURE, VALUES
 
-    study_folder = study_overoptimization(dict(QUICK), folder=folder / "overoptimization").folder
-    shutil.copyfile(study_folder / FIGURE, ROOT / "docs" / "images" / FIGURE)
-    findings = json.loads((study_folder / VALUES).read_text())["findings"]
+    (curves,) = piped("overoptimization", folder).glob("*-curves")
+    shutil.copyfile(curves / FIGURE, ROOT / "docs" / "images" / FIGURE)
+    findings = json.loads((curves / VALUES).read_text())["findings"]
     return {
         str(number): {key: finding[key] for key in finding if key != "points"}
         for number, finding in enumerate(findings)

@@ -29,7 +29,7 @@ from results_file import add_results_flag, write_results
 
 from whet.reward.mathematics import verifier_pool as math_pool
 from whet.reward.mathematics.math_answer import math_answers
-from whet.reward.mathematics.verifier_pool import num_cores
+from whet.threads import num_cores
 from whet.types import Prompt
 
 Pair = tuple[str, str]  # gold answer, completion

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.trust.defence_rates import Case
 from whet.reward.answer import boxed
-from whet.reward.defences import Case
 from whet.types import Prompt
 
 LEAST_REPLIES = 20  # of a source or model that gets a rate of its own

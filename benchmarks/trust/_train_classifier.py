@@ -28,8 +28,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from results_file import write_results
 
 from benchmarks.trust._honest import honest_replies
+from benchmarks.trust.defence_rates import corpus
 from benchmarks.trust.hacking import CORPUS, read_half
-from whet.reward.defences import corpus
 from whet.reward.defences.reading import content_stems, whole_prompt
 from whet.reward.defences.suspicion import SIZE, WEIGHTS, features, sentences_of
 from whet.types import Prompt

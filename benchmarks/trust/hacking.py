@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.trust._honest import LEAST_REPLIES, honest_replies
+from benchmarks.trust.defence_rates import rates
 from whet.reward.answer import after_thinking
 from whet.reward.citations import citations
-from whet.reward.defences import DEFENCES, rates
+from whet.reward.defences import DEFENCES
 from whet.reward.judge.asides import without_asides
 from whet.reward.judge.questions import conversation_text
 from whet.reward.repetition import repetition

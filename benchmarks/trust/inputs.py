@@ -447,7 +447,7 @@ FLAGS = (
     ("label", "steps", "--seed"), ("reward", "test", "exact_answer", "--limit"), ("reward", "test"), ("explain",),
     ("config",),
     ("pipeline", "spin", "--show", "--rounds"), ("pipeline", "spin", "--show", "--seed"), ("pipeline",), ("train",),
-    ("study", "overoptimization", "--show", "--seeds"), ("advise", "--signal", "verifiable", "--memory"), ("resume",),
+    ("pipeline", "overoptimization", "--show", "--set"), ("advise", "--signal", "verifiable", "--memory"), ("resume",),
     ("advise", "--signal", "verifiable", "--model-size"), ("advise", "--signal"), ("runs",), ("report",), ("compare",),
     ("reward", "version"), ("reward", "rescore"), ("reward", "review"), ("reward", "history", "--ledger"),
 )  # fmt: skip

@@ -29,9 +29,10 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.trust._small_judge import SmallJudge, expected, likeliest
+from benchmarks.trust.defence_rates import corpus
 from benchmarks.trust.hacking import HALVES, read_half
 from whet.reward.answer import after_thinking
-from whet.reward.defences import DEFENCES, corpus
+from whet.reward.defences import DEFENCES
 from whet.reward.judge import asides
 from whet.reward.judge.questions import conversation_text
 from whet.reward.judge.reward import judge

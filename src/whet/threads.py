@@ -6,6 +6,7 @@ about (python/cpython issue 140746). A run that is out of memory has to say so, 
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -122,3 +123,8 @@ def _started(
             return [*threads, thread] if thread.is_alive() else threads, error
         threads.append(thread)
     return threads, None
+
+
+def num_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -229,10 +229,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "tools.studies": (
         "types",
         "settings",
-        "data",
         "model",
         "record",
-        "reward",
         "training",
         "training.assembly",
         "pages",

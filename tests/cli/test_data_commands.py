@@ -98,7 +98,8 @@ def test_sketches_agree_with_the_true_similarity() -> None:
         runs = [{tuple(each[at : at + 3]) for at in range(len(each) - 2)} for each in map(words_of, texts[-2:])]
         true.append(len(runs[0] & runs[1]) / len(runs[0] | runs[1]))
     sketches = Sketches()
-    sketches.add(texts)
+    for text in texts:
+        sketches.add(text)
     found = sketches.clusters(0.7)
     wrong = sum(
         (found[2 * at] == found[2 * at + 1]) != (share >= 0.7)

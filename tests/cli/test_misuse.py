@@ -54,6 +54,10 @@ def test_options_of_other_trainers_are_answered_with_ours(words, expected):
     assert ending("train", "grpo", *words) == (2, f"no such option: {expected}")
 
 
+def test_a_command_of_an_earlier_version_says_what_it_is_called_now():
+    assert ending("study", "overoptimization")[1].endswith("is called `whet pipeline overoptimization` now")
+
+
 def test_all_unknown_options_are_named_at_once(monkeypatch):
     words = ("train", "grpo", "--learning_rate", "1e-6", "--wandb", "--gpuz=2", "--steps", "3", "--foldr", "x")
     monkeypatch.setattr(sys, "argv", ["whet", *words])

@@ -22,7 +22,9 @@ def runs(tmp_path):
         write_config(folder, resolved("grpo", {"folder": str(folder), "steps": 7 if name == "one" else 9}))
         facts = {"data": "task:arithmetic (200 held out)"}
         marks = {"before": {"accuracy": 0.1}, "after": {"accuracy": accuracy}}
-        replace_summary(folder, {"status": status, "started": started, "total_steps": 7, "facts": facts, **marks})
+        replace_summary(
+            folder, {"status": status, "started": started, "total_steps": 7, "facts": facts, "eval_size": 200, **marks}
+        )
     return tmp_path / "runs"
 
 
@@ -51,10 +53,6 @@ def test_finished_runs_are_compared(runs):
 def test_runs_or_methods_but_not_both(words):
     error = CliRunner().invoke(app, words).exception
     assert "give runs to compare" in str(error) or "has no effect" in str(error)
-
-
-def test_the_old_flag_is_refused_with_the_new_name():
-    assert "--components" in str(CliRunner().invoke(app, ["algorithms", "--rows"]).exception)
 
 
 def test_a_run_without_an_evaluation_shows_what_was_trained(runs):

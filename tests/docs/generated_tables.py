@@ -48,7 +48,8 @@ def reward_table() -> str:
 
 def defence_table() -> str:
     """Every defence with its settings and both rates on its corpus."""
-    from whet.reward.defences import DEFENCES, rates
+    from benchmarks.trust.defence_rates import rates
+    from whet.reward.defences import DEFENCES
 
     found = rates()
     lines = ["| name | finds | settings | attacks caught | honest completions punished |", "|---|---|---|---|---|"]
@@ -56,7 +57,7 @@ def defence_table() -> str:
         said, mine = about(function).removeprefix("A penalty: "), found[name]
         caught = f"{mine.num_attacks - len(mine.missed)} of {mine.num_attacks}"
         alarms = f"{len(mine.alarmed)} of {mine.num_honest}"
-        lines.append(f"| `{name}` | {said} | {settings_text(function, ('kind',))} | {caught} | {alarms} |")
+        lines.append(f"| `{name}` | {said} | {settings_text(function)} | {caught} | {alarms} |")
     return "\n".join(lines)
 
 
@@ -167,11 +168,11 @@ def about(function: Callable[..., Any]) -> str:
     return escaped(" ".join(paragraph.split()).removesuffix("."))
 
 
-def settings_text(function: Callable[..., Any], hidden: tuple[str, ...] = ()) -> str:
+def settings_text(function: Callable[..., Any]) -> str:
     found = [
         f"`{each.name}`" if each.default is each.empty else f"`{each.name}={shown(each.default)}`"
         for each in inspect.signature(function).parameters.values()
-        if each.kind is each.KEYWORD_ONLY and each.name not in hidden
+        if each.kind is each.KEYWORD_ONLY
     ]
     return ", ".join(found)
 

@@ -11,7 +11,7 @@ from statistics import fmean
 import pytest
 
 from tests.support.for_every import for_every
-from whet.pages.overoptimization import figure_svg, result_values, sentence, study_page, table_text, verdict
+from whet.pages.overoptimization import cells, figure_svg, result_values, sentence
 from whet.record.metrics.overoptimization import (
     Kind,
     Law,
@@ -160,35 +160,19 @@ def test_table_says_where_the_law_does_not_fit() -> None:
     far = on_law("rl", 1.0, 0.2, [1.0, 2.0, 3.0, 4.0])
     near = on_law("rl", 0.1, 0.6, [1.0, 2.0, 3.0, 4.0])
     courses = [course(points, name) for points, name in ((jagged, "a"), (good, "b"), (far, "c"), (near, "d"))]
-    lines = table_text(proxy_results(courses, LEAST)).splitlines()
-    assert lines[1].endswith("does not fit")
-    assert lines[2].split()[-4:-1] == ["1.50", "0.900", "1.00"]
-    assert float(lines[2].split()[-1]) == pytest.approx(math.exp(1.5 / 0.9 - 1), rel=1e-2)
-    assert lines[3].endswith("beyond 4.00")
-    assert lines[4].endswith("before 1.00")
+    lines = [cells(result) for result in proxy_results(courses, LEAST)]
+    assert lines[0][0] == "learning, a" and lines[0][-1] == "does not fit"
+    assert lines[1][-4:-1] == ["1.50", "0.900", "1.00"]
+    assert float(lines[1][-1]) == pytest.approx(math.exp(1.5 / 0.9 - 1), rel=1e-2)
+    assert (lines[2][-1], lines[3][-1]) == ("beyond 4.00", "before 1.00")
 
 
-def test_page_draws_every_course() -> None:
+def test_the_figure_draws_every_course() -> None:
     points = on_law("rl", 1.0, 0.6, [0.5, 1.0, 2.0, 3.0, 4.0])
     shown = [("64 pairs", "best_of_n"), ("64 pairs", "rl"), ("KL penalty 0.1", "kl"), ("worst of 4", "ensemble")]
     found = proxy_results([course(points, name, group) for name, group in shown], LEAST)
-    figure = figure_svg(found, "64 pairs")
-    assert figure.count("<svg ") == 5
-    assert len(re.findall(r'class="line s\d dashed"', figure)) >= 6  # a proxy line and a legend in each panel
-    page = study_page(found, "64 pairs", {"seeds": "2"}, "whet study overoptimization", True)
-    assert "KL penalty 0.1" in page and "worst of 4" in page and figure in page
-    assert "64 pairs, held to the start" in page
-    assert verdict(found).startswith("64 pairs: gold rose")
-    assert figure_svg([], "64 pairs") == ""
-
-
-def test_what_restrains_is_drawn_beside_the_same_seeds() -> None:
-    one, other = on_law("rl", 1.0, 0.6, [1.0, 2.0]), on_law("rl", 1.0, 0.6, [3.0, 9.0])
-    courses = [course(one, seed=0), course(other, seed=1), course(one, "KL penalty 0.1", "kl")]
-    found = proxy_results(courses, LEAST)
-    assert found[0].mean[-1].d == pytest.approx(5.5)
-    panels = figure_svg(found, "64 pairs").split("<svg ")
-    drawn = [re.findall(r'class="line s0" d="([^"]+)"', panel)[-1] for panel in panels if 'class="line s0' in panel]
-    assert len(drawn) == 2 and drawn[0] != drawn[1]
-    ends = re.findall(r'class="line s[01]" d="M[^"]* ([\d.]+)"', panels[-1])
-    assert len(set(ends[-2:])) == 1  # both end where the one seed does
+    figure = figure_svg(found)
+    for title in ("Best of n", "Learning", "Learning with a KL penalty", "Learning from an ensemble"):
+        assert f">{title}</text>" in figure
+    assert len(re.findall(r'class="line s0 dashed"', figure)) == 4  # the proxy of 64 pairs stands in every panel
+    assert len(re.findall(r'class="line s1"', figure)) == len(re.findall(r'class="line s2"', figure)) == 2

@@ -240,7 +240,7 @@ def test_the_values_are_json_and_complete():
     assert values["runs"][0]["rewards"] == [0.25, 0.5] and 0 < values["rows"][1]["p"] < 1
 
 
-def test_a_comparison_comes_back_from_its_file_and_from_one_of_0_2():
+def test_a_comparison_comes_back_from_its_file():
     both = comparison(
         {"a": [0.5, 0.75], "b": [0.25]}, equal={"steps": "2"}, remarks=("b seed 1 failed.",), planned={"b": 2}
     )
@@ -248,13 +248,6 @@ def test_a_comparison_comes_back_from_its_file_and_from_one_of_0_2():
     back = comparison_from(values)
     assert verdict(back) == verdict(both) and notes(back) == notes(both) and rows(back) == rows(both)
     assert back.status == both.status == "unfinished"
-    for run in values["runs"]:
-        for name in ("before", "after", "tokens", "seconds", "eval_size", "steps"):
-            del run[name]
-    del values["remarks"], values["planned"]
-    old = comparison_from(values)
-    assert verdict(old) == verdict(both) and [row.after for row in rows(old)] == [row.after for row in rows(both)]
-    assert old.results[0].rewards == both.results[0].rewards and old.results[0].tokens == 1000
 
 
 def test_a_course_is_the_mean_between_the_lowest_and_the_highest_seed():

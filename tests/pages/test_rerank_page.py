@@ -1,11 +1,13 @@
-"""The lines over n of a pool, what they cost, and the page that draws them."""
+"""The lines over n of a pool, what they cost, and how the page of an evaluation draws them."""
 
 from dataclasses import asdict
 
 import pytest
 
 from whet.pages.chart_svg import cost_scale
-from whet.pages.rerank import Reranking, reranking_page, reranking_text
+from whet.pages.evaluation import EvalReport, ModelEval, eval_page
+from whet.pages.rerank import Reranking, reranking_text
+from whet.record.metrics.eval_summary import Attempt, summarized
 from whet.record.metrics.reranking import Pool, RerankerScores, choice_curves, search_result
 
 POOLS = [
@@ -57,8 +59,12 @@ def test_a_search_is_compared_with_what_its_tokens_pay_for():
 
 def test_the_page_has_a_figure_a_scorer_and_every_number():
     result = search_result(POOLS, RIGHT, [1.0, 0.0], (21.0, 100.0), (2, 3))
-    page = reranking_page(found(searches=(result,)))
-    assert page.count("<figure>") == 2 and page.count('class="search') == 1 and "tiny &lt;model&gt;" in page
+    attempts = [[Attempt(right, 4, True) for right in pool.outcomes] for pool in POOLS]
+    summary = summarized(attempts, [])
+    evaluated = ModelEval("tiny <model>", "task:arithmetic", {}, summary, 1.0, reranking=found(searches=(result,)))
+    page = eval_page(EvalReport((evaluated,), {}))
+    assert page.count("<figure>") == 4 and page.count('class="search') == 1 and "tiny &lt;model&gt;" in page
+    assert "Search over steps by right, 2 x 3" in page
     assert "tiny <model>" not in page and "Content-Security-Policy" in page and "<script" not in page
     for line in found().lines:
         assert f"<th>{line.name}</th>" in page

@@ -298,11 +298,11 @@ def test_a_review_keeps_its_marks_and_forgets_steps_that_were_cut(tmp_path):
     for step in (100, 200, 300):
         write_review(tmp_path, review_rows(step, step_samples([0.0, 1.0])))
     path = tmp_path / "review.jsonl"
-    path.write_text(path.read_text().replace('"mark": null', '"mark": "bad"', 1))
+    path.write_text(path.read_text().replace('"mark": null', '"mark": "wrong"', 1))
     write_review(tmp_path, review_rows(200, step_samples([0.0, 1.0])))  # the run was resumed from step 150
     rows = read_review(tmp_path)
     assert [row["step"] for row in rows] == [100, 100, 200, 200]
-    assert [row["mark"] for row in rows] == ["wrong", None, None, None]  # which version 0.1 called bad
+    assert [row["mark"] for row in rows] == ["wrong", None, None, None]
     counts = review_counts(rows)
     assert counts["high wrong"] == 1
     assert review_verdict(counts).startswith(

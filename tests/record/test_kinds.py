@@ -117,13 +117,6 @@ def test_the_page_shows_the_kind(tmp_path: Path, kind: str) -> None:
     assert verdict(read_run(tmp_path / "b")).startswith(ALONE[kind])
 
 
-def test_a_run_of_0_1_with_its_old_name_of_the_evaluation_is_read(tmp_path: Path) -> None:
-    leave_run(tmp_path, RL)
-    log = tmp_path / "metrics.jsonl"
-    log.write_text(log.read_text().replace('"eval": "eval"', '"eval": "held_out"'))
-    assert "<b>Held-out accuracy and mean reward</b>" in html_report(tmp_path)
-
-
 def test_the_card_and_the_figure_are_small_and_escaped(tmp_path: Path) -> None:
     leave_run(tmp_path, PREFERENCE)
     figure = run_figure(tmp_path)

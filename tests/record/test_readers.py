@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from whet.record.log import RunRecorder, eval_rows, sample_rows, step_rows
-from whet.types import Prompt, Sample, StepReport, StopReason, WhetError
+from whet.api.run import Run
+from whet.record.log import RunRecorder
+from whet.types import Prompt, Sample, StepReport, StopReason
 
 
 def sample(completion: str, reward: float | None, short: float = 0.0) -> Sample:
@@ -34,7 +35,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_steps_and_evals_are_flat(folder: Path) -> None:
-    first, second = step_rows(folder)
+    run = Run(folder)
+    first, second = run.rows("metrics")
     assert first == {
         "step": 1,
         "policy_version": 0,
@@ -52,20 +54,5 @@ def test_steps_and_evals_are_flat(folder: Path) -> None:
         "seconds/train": 1.5,
     }
     assert second["reward"] == 1.0
-    assert eval_rows(folder) == [{"step": 0, "eval": "eval", "accuracy": 0.25, "seconds": 2.0}]
-    assert step_rows(folder / "nowhere") == [] == eval_rows(folder / "nowhere")
-
-
-def texts(rows: list[dict]) -> list[str]:
-    return [row["completion"] for row in rows]
-
-
-def test_samples_are_chosen_and_sorted(folder: Path) -> None:
-    assert len(sample_rows(folder)) == 6
-    assert texts(sample_rows(folder, step=1)) == ["1 low", "1 none", "1 high"]
-    assert texts(sample_rows(folder, step=-1, sort="-reward")) == ["2 high", "2 low", "2 none"]
-    assert texts(sample_rows(folder, step=2, sort="reward", limit=1)) == ["2 low"]
-    assert texts(sample_rows(folder, step=1, sort="short")) == ["1 high", "1 none", "1 low"]
-    assert texts(sample_rows(folder, prompt_id="b")) == ["1 high", "2 high"]
-    with pytest.raises(WhetError, match="no 'brevity' to sort by; give one of step, prompt_id"):
-        sample_rows(folder, sort="brevity")
+    assert run.rows("evals") == [{"step": 0, "eval": "eval", "accuracy": 0.25, "seconds": 2.0}]
+    assert [row["completion"] for row in run.samples(step=-1, sort="-reward")] == ["2 high", "2 low", "2 none"]

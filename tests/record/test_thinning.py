@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.for_every import for_every
 from whet.pages.run_report import health_cards, html_report
-from whet.record.log import RunRecorder, parsed_line, raw_lines, step_sums
+from whet.record.log import RunRecorder, json_object, raw_lines, step_sums
 from whet.record.rows import ThinnedLog
 from whet.record.run import MOST_BETWEEN, read_run
 from whet.types import StepReport, WhetError
@@ -70,7 +70,7 @@ def test_the_page_of_a_long_run_draws_some_steps_and_counts_all(tmp_path) -> Non
 def test_sums_of_a_line_are_those_of_the_whole_line(tmp_path) -> None:
     write_run(tmp_path, 150)
     for place, text in raw_lines(tmp_path / "metrics.jsonl"):
-        whole = parsed_line(place, text)
+        whole = json_object(place, text)
         if "eval" not in whole:
             found = step_sums(place, text)
             assert {name: found[name] for name in ("step", "counts", "health", "seconds")} == {

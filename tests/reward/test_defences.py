@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.trust.defence_rates import Case, Rates, corpus, rates, rates_of
 from tests.support.for_every import for_every
 from whet.reward import defences
-from whet.reward.defences import DEFENCES, Case, Rates, corpus, rates, rates_of
+from whet.reward.defences import DEFENCES
 from whet.reward.defences.guessing import _one_step, _rounded
 from whet.reward.defences.redundancy import density
 from whet.reward.find import find_reward
@@ -67,14 +68,9 @@ def test_a_corpus_has_both_kinds_and_an_unknown_one_is_named() -> None:
 
 
 @for_every(list(DEFENCES))
-def test_a_gate_is_the_penalty_from_the_other_side(name: str) -> None:
-    defence = DEFENCES[name]
+def test_a_penalty_lies_between_0_and_minus_1(name: str) -> None:
     for case in corpus(name)[::3]:
-        penalty = defence(case.prompt, case.completion)
-        gate = defence(case.prompt, case.completion, kind="gate")
-        assert -1 <= penalty <= 0 and gate == pytest.approx(1 + penalty)
-    with pytest.raises(WhetError, match="kind 'fence' is asked for; give penalty"):
-        defence(ASKED, HONEST, kind="fence")
+        assert -1 <= DEFENCES[name](case.prompt, case.completion) <= 0
 
 
 def boxed(answer: str) -> str:
@@ -101,7 +97,6 @@ def boxed(answer: str) -> str:
         ("hollow_answer", {}, boxed(""), -1.0),
         ("padding", {"most_stock": 1.0}, "Let us think about this. It is important to care. " * 2, 0.0),
         ("incoherent_reasoning", {}, "<think>" + "xq zvk jjw pfx qqz vbn kx wzr tgh " * 3 + "</think>25", -1.0),
-        ("incoherent_reasoning", {"least_pairs": 0.0}, "<think>xqz zvkr jjwt pfxg qqzl vbnx</think>25", 0.0),
     ]
 )
 def test_settings_and_sizes(name: str, settings: dict[str, Any], completion: str, expected: float) -> None:
@@ -172,14 +167,14 @@ def test_hostile_replies_are_judged_and_quickly(share: int) -> None:
 
 
 @for_every(list(DEFENCES))
-def test_every_defence_is_found_by_name_with_its_settings(name: str) -> None:
+def test_every_defence_is_found_by_name(name: str) -> None:
     attack = next(case for case in corpus(name) if case.is_attack)
     samples = [
         Sample(torch.tensor([1]), torch.tensor([True]), torch.zeros(1), (0, 0), StopReason.END, completion)
         for completion in (attack.completion, "Yes.")
     ]
-    guilty, honest = find_reward(name, {"kind": "gate"})([attack.prompt] * 2, samples)
-    assert guilty is not None and guilty < 1 and honest == 1
+    guilty, honest = find_reward(name)([attack.prompt] * 2, samples)
+    assert guilty is not None and guilty < 0 and honest == 0
 
 
 @pytest.mark.parametrize(("gold", "expected"), [("7", 0.0), ("8", -1.0), (None, -1.0)])

@@ -19,8 +19,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.trust.defence_rates import Case
 from whet.reward.answer import boxed
-from whet.reward.defences import DEFENCES, Case
+from whet.reward.defences import DEFENCES
 from whet.types import Prompt
 
 DATA = os.environ.get("WHET_DATA")

@@ -15,7 +15,7 @@ from whet.record.metrics.reward_model import ensemble_score
 from whet.reward.combine import RewardPart
 from whet.reward.find import find_reward, reward_with
 from whet.reward.learned.network import Place, Tokens, batches, read_network
-from whet.reward.learned.outcome import learned, length_fit
+from whet.reward.learned.outcome import learned, length_slope
 from whet.reward.learned.process import LearnedSteps, aggregated, learned_steps, step_ends
 from whet.reward.steps import step_scorer, with_steps
 from whet.types import Prompt, Sample, StopReason, WhetError
@@ -194,12 +194,10 @@ def test_an_ensemble_of_folders(scalar, tmp_path):
 
 def test_the_slope_is_taken_within_groups():
     lengths, scores = [1, 2, 3, 11, 12, 13], [5.0, 5.5, 6.0, 0.0, 0.5, 1.0]
-    fit = length_fit(lengths, scores, "aaabbb")
-    assert fit.slope == pytest.approx(0.5) and fit.center == 7
-    assert fit.without_length(5.0, 9) == pytest.approx(4.0)
-    assert length_fit(lengths, scores, "cccccc").slope < 0  # across questions the sign would be wrong
-    assert length_fit([3, 3], [0.0, 1.0], "aa").slope == 0.0
-    assert length_fit([3, 4], [0.0, 1.0], "aa").slope == pytest.approx(1.0)  # a token apart is enough
+    assert length_slope(lengths, scores, "aaabbb") == pytest.approx(0.5)
+    assert length_slope(lengths, scores, "cccccc") < 0  # across questions the sign would be wrong
+    assert length_slope([3, 3], [0.0, 1.0], "aa") == length_slope([], [], "") == 0.0
+    assert length_slope([3, 4], [0.0, 1.0], "aa") == pytest.approx(1.0)  # a token apart is enough
 
 
 def test_a_given_slope_is_taken_off(scalar):
@@ -207,49 +205,6 @@ def test_a_given_slope_is_taken_off(scalar):
     plain = learned(folder=scalar[1])([QUESTION] * 2, completions)
     found = learned(folder=scalar[1], length_slope=0.25, length_center=3)([QUESTION] * 2, completions)
     assert found == pytest.approx([plain[0] + 0.5, plain[1] - 0.5], abs=1e-5)
-
-
-def test_a_running_slope_goes_on_where_it_was(scalar):
-    whole, first, second = (learned(folder=scalar[1], length_fit="running") for _ in range(3))
-    prompts = [Prompt(f"q{number // 8}", QUESTION.messages) for number in range(40)]
-    completions = samples(*(chr(97 + number % 5) * (1 + number) for number in range(40)))
-    whole(prompts, completions)
-    first(prompts, completions)
-    second.restore(json.loads(json.dumps(first.state())))
-    assert second.fit == first.fit != learned(folder=scalar[1], length_fit="running").fit
-    assert second(prompts[:5], completions[:5]) == whole(prompts[:5], completions[:5])
-
-
-def test_a_running_slope_leaves_no_trend(scalar):
-    reward = learned(folder=scalar[1], length_fit="running")
-    assert not reward.deterministic
-    prompts = [Prompt(f"q{number // 8}", QUESTION.messages) for number in range(40)]
-    completions = samples(*(chr(97 + number % 5) * (1 + number) for number in range(40)))
-    found = reward(prompts, completions)
-    assert reward.fit.slope != 0
-    plain = learned(folder=scalar[1])(prompts, completions)
-    lengths, groups = list(range(1, 41)), [prompt.id for prompt in prompts]
-    assert abs(length_fit(lengths, found, groups).slope) < 1e-6 < abs(length_fit(lengths, plain, groups).slope)
-    assert sum(found) == pytest.approx(sum(plain), abs=1e-3)  # the mean stays
-
-
-def test_a_slope_from_a_file(scalar, tmp_path):
-    file = tmp_path / "scores.jsonl"
-    file.write_text("\n".join(json.dumps({"length": length, "score": 0.1 * length}) for length in range(20)))
-    reward = learned(folder=scalar[1], length_fit=str(file))
-    plain = learned(folder=scalar[1])([QUESTION], samples("abc"))
-    assert reward([QUESTION], samples("abc")) == pytest.approx([plain[0] + 0.1 * 6.5], abs=1e-4)
-    completions = ("a", "abc", "abcdefg")
-    file.write_text(
-        "\n".join(json.dumps({"prompt": list(QUESTION.messages), "completion": each}) for each in completions)
-    )
-    reward = learned(folder=scalar[1], length_fit=str(file))
-    reward.prepare()
-    expected = length_fit([1, 3, 7], learned(folder=scalar[1])([QUESTION] * 3, samples(*completions)), "aaa")
-    assert reward.fit.slope == pytest.approx(expected.slope, abs=1e-5) and reward.fit.slope != 0
-    file.write_text('{"length": 3}\n{"length": 3}')
-    with pytest.raises(WhetError, match=r"scores.jsonl:1 has neither"):
-        learned(folder=scalar[1], length_fit=str(file)).prepare()
 
 
 @pytest.mark.parametrize(
@@ -345,7 +300,6 @@ def test_another_models_tokenizer_is_refused(tmp_path):
         ({"folder": "nowhere"}, "nowhere has no config.json; give the folder"),
         ({"folder": "nowhere", "output": "odd"}, "output of reward 'learned' is 'odd'; give one of auto, raw"),
         ({"folder": "nowhere", "ensemble": "best"}, "give one of mean, worst, mean_minus_std"),
-        ({"folder": "nowhere", "length_fit": "running", "length_slope": 1.0}, "drop one: a fit replaces them"),
         ({"folder": "nowhere", "micro_batch_tokens": 0}, "give at least 1"),
     ]
 )

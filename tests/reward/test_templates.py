@@ -10,7 +10,7 @@ import pytest
 from whet.reward.combine import RewardPart, check_parts, combined, weights_at
 from whet.reward.defences import DEFENCES
 from whet.reward.find import find_reward
-from whet.reward.templates import DEFENCES_OF, TEMPLATES, check_sum, defended, format_first, template
+from whet.reward.templates import DEFENCES_OF, TEMPLATES, defended, format_first, template
 from whet.types import Prompt, Sample, WhetError
 
 
@@ -45,7 +45,6 @@ def test_the_weights_are_those_of_the_documents() -> None:
 @pytest.mark.parametrize("name", sorted(TEMPLATES))
 def test_every_template_adds_up_and_makes_sense(name: str) -> None:
     specs = template(name)
-    check_sum(specs)
     check_parts(parts_of(specs))
     assert math.fsum(weights_at(parts_of(specs), 0.5).values()) == pytest.approx(1.0)
     assert set(DEFENCES_OF[name]) <= set(DEFENCES)
@@ -59,31 +58,21 @@ def test_every_part_is_a_built_in_reward_that_takes_its_settings(name: str) -> N
         assert find_reward(spec.reward, spec.settings).name == spec.reward
 
 
-def test_weights_may_be_changed_but_must_add_up() -> None:
-    changed = template("math", {"math_answer": 0.7, "agent_format": 0.05})
-    assert [spec.weight for spec in changed] == [0.7, 0.05, 0.15, 0.10]
-    with pytest.raises(WhetError, match=r"must add up to 1, .* math_answer 0.7 \+ agent_format 0.15 .* = 1.1; change"):
-        template("math", {"math_answer": 0.7})
-    with pytest.raises(WhetError, match=r"has no part 'saftey' .did you mean 'safety'"):
-        template("math", {"saftey": 0.1})
+def test_an_unknown_template_is_named() -> None:
     with pytest.raises(WhetError, match=r"no reward template is called 'maths' .did you mean 'math'"):
         template("maths")
 
 
 def test_format_first_lends_weight_and_gives_it_back() -> None:
-    parts = parts_of(format_first(template("math"), extra=0.3, until=0.2))
+    parts = parts_of(format_first(template("math"), until=0.2))
     assert weights_at(parts, 0.0) == pytest.approx(
-        {"math_answer": 0.3, "agent_format": 0.45, "efficiency": 0.15, "safety": 0.10}
+        {"math_answer": 0.4, "agent_format": 0.35, "efficiency": 0.15, "safety": 0.10}
     )
     for progress in (0.0, 0.1, 0.2, 1.0):
         assert math.fsum(weights_at(parts, progress).values()) == pytest.approx(1.0)
     assert weights_at(parts, 0.2) == pytest.approx(weights_at(parts_of(template("math")), 0.2))
-    with pytest.raises(WhetError, match=r"'math_answer' has 0.6 to give"):
-        format_first(template("math"), extra=0.7)
     with pytest.raises(WhetError, match="no part 'agent_format' behind the first one"):
         format_first(template("retrieval"))
-    with pytest.raises(WhetError, match="has a schedule already"):
-        format_first(format_first(template("math")), extra=0.1)
 
 
 def test_defences_as_penalties_and_as_gates() -> None:
@@ -91,7 +80,6 @@ def test_defences_as_penalties_and_as_gates() -> None:
     scores = {spec.reward: [1.0, 1.0, 1.0] for spec in template("math")}
     scores |= {"padding": [0.0, -0.5, 0.0], "guessing": [0.0, 0.0, -1.0]}
     penalties = defended(template("math"), names, weight=0.5)
-    check_sum(penalties)
     assert combined(scores, parts_of(penalties)) == pytest.approx([1.0, 0.75, 0.5])
     gates = defended(template("math"), names, as_gates=True)
     check_parts(parts_of(gates))

@@ -1,4 +1,4 @@
-"""Names of 0.1 and of other trainers are refused with the key to write instead."""
+"""Names of other trainers are refused with the key to write instead."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ import whet
 from tests.support.for_every import for_every
 from whet.objective import catalogue
 from whet.settings.foreign import FOREIGN
-from whet.settings.layers import OLD_COMPONENTS, OLD_KEYS, from_settings, has_key, translated
-from whet.tools.pipelines.registry import PIPELINES
-from whet.tools.pipelines.settings import resolve_settings
+from whet.settings.layers import from_settings, has_key
 from whet.training.config import CONFIG_CLASSES, resolved
 from whet.types import WhetError
 
@@ -155,79 +153,16 @@ def test_all_unknown_keys_are_named_at_once():
         "batch.groupsize=2",
         "objective.epsilon=0.2",
         "trainer.nnodes=1",
-        "batch.lag=1",
         "zzz=1",
     ]
     with pytest.raises(WhetError) as error:
         resolved("grpo", from_settings([*given, "batch.group_size=four"]))
-    assert str(error.value).startswith("config: 6 unknown keys: ")
+    assert str(error.value).startswith("config: 5 unknown keys: ")
     for key in ("num_generations", "batch.groupsize", "objective.epsilon", "trainer.nnodes", "zzz"):
         assert f"'{key}'" in str(error.value)
-    assert "batch.lag is called batch.staleness since 0.2" in str(error.value)
 
 
 def test_a_foreign_name_in_python(tmp_path):
     with pytest.raises(WhetError, match=r"'max_completion_length'; in whet it is sampling\.max_new_tokens"):
         whet.train("grpo", max_completion_length=99, folder=str(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
-
-
-@for_every(OLD_KEYS)
-def test_a_key_of_0_1_is_refused_with_its_new_name(old):
-    new = OLD_KEYS[old]
-    assert any(has_key(kind, new) for kind in CONFIG_CLASSES.values())
-    setting = f"{old}=1" if "." in old else f"{old}.heads=2"
-    method = "rm" if old.startswith("scorer") else "sft" if "every" in old else "grpo"
-    with pytest.raises(WhetError) as error:
-        resolved(method, from_settings([setting]))
-    path, _, _ = setting.partition("=")
-    whole = path.startswith("scorer")  # a section that is gone is refused as a whole
-    expected = "scorer is called reward_model" if whole else f"{path} is called {new}"
-    assert str(error.value) == f"config: {expected} since 0.2"
-
-
-def test_an_old_name_comes_before_other_mistakes():
-    with pytest.raises(WhetError, match=r"batch\.lag is called batch\.staleness since 0\.2$"):
-        resolved("grpo", from_settings(["batch.group_size=x", "batch.lag=1"]))
-
-
-def test_old_components_and_numbers_are_refused_with_the_new_name():
-    known = [
-        name for kind in ("policy", "preference") for axis in catalogue.axes(kind).values() for name in axis.components
-    ]
-    assert set(OLD_COMPONENTS.values()) <= set(known)
-    with pytest.raises(WhetError, match=r"objective.mismatch=truncate_reply is called truncate_sequence since 0.2"):
-        resolved("grpo", from_settings(["objective.mismatch=truncate_reply"]))
-    with pytest.raises(WhetError, match=r"objective\.keep\.max_lag is called objective\.keep\.max_staleness since"):
-        resolved("grpo", from_settings(["objective.keep=fresh", "objective.keep.max_lag=2"]))
-
-
-def test_a_pipeline_refuses_old_keys_too():
-    recipe = next(iter(PIPELINES.values()))
-    with pytest.raises(WhetError, match=r"data\.held_out is called eval\.source since 0\.2"):
-        resolve_settings(recipe, from_settings(["data.held_out=test.jsonl"]))
-    with pytest.raises(WhetError, match=r"report\.evaluate_prompts is called eval\.prompts since 0\.2"):
-        resolve_settings(recipe, from_settings(["report.evaluate_prompts=3"]))
-
-
-def test_the_config_of_an_old_run_folder_is_translated():
-    old = {
-        "method": "rm",
-        "batch": {"lag": 1, "group_size": 4},
-        "data": {"held_out": "test.jsonl", "columns": {"held_out": "prompt"}},
-        "report": {"evaluate_every": 5, "save_every": 2},
-        "scorer": {"even_replies": True, "heads": 2},
-        "model": {"lora": {"rank": 2, "matrices": ["q_proj"]}},
-        "objective": {"keep": {"kind": "fresh", "max_lag": 2}, "mismatch": "truncate_reply"},
-    }
-    assert translated(old) == {
-        "method": "rm",
-        "batch": {"staleness": 1, "group_size": 4},
-        "data": {"columns": {"held_out": "prompt"}},
-        "eval": {"source": "test.jsonl", "every": 5},
-        "report": {"save_every": 2},
-        "reward_model": {"even_completions": True, "heads": 2},
-        "model": {"lora": {"rank": 2, "target_modules": ["q_proj"]}},
-        "objective": {"keep": {"kind": "fresh", "max_staleness": 2}, "mismatch": "truncate_sequence"},
-    }
-    assert translated(translated(old)) == translated(old)

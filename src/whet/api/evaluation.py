@@ -22,6 +22,7 @@ from whet.api.inputs import (
 from whet.data.source import parse_source
 from whet.model.run_models import ABOUT, run_of
 from whet.registry import refuse_while_importing
+from whet.settings.bounds import MOST_ROWS
 from whet.settings.layers import merged
 from whet.training.config import EvaluationConfig, resolved_evaluation
 from whet.training.saved_config import ROWS, START, read_values, write_rows
@@ -29,6 +30,8 @@ from whet.training.sections import EvalSection
 
 if TYPE_CHECKING:
     from whet.record.metrics.eval_summary import EvalSummary
+
+COMPLETIONS = "completions.jsonl"
 
 
 class Metric(float):
@@ -115,13 +118,11 @@ def evaluate(
 
 def _measured(model: Any, data: Any, reward: Any, tokenizer: Any, samples: int, values: dict[str, Any]) -> EvalResult:
     """One model on held-out prompts."""
-    from whet.tools.evaluation.evaluation import evaluate_groups, group_metrics
     from whet.tools.evaluation.likelihood import asks_choices, measured_choices
-    from whet.tools.evaluation.measure import EvalPlan, completion_rows, group_outcomes, group_summary
+    from whet.tools.evaluation.measure import EvalPlan, measured, prepared
 
     check_tokenizer(model, tokenizer)
     parts = reward_parts(reward)
-    facts: dict[str, str] = {}
     if parts is not None:
         values = merged(values, {"reward": reward_section(parts)})
     with tempfile.TemporaryDirectory(prefix="whet-eval-") as scratch:
@@ -134,29 +135,21 @@ def _measured(model: Any, data: Any, reward: Any, tokenizer: Any, samples: int, 
             source = str(Path(scratch) / ROWS)
             write_rows(Path(source), rows)
         config = evaluation_config(name, source, values)
+        plan = EvalPlan(samples=samples, chunk=MOST_ROWS)  # all prompts at once: nothing is left to go on from
         if asks_choices(config):
-            result, _ = measured_choices(config, EvalPlan(samples=samples))
-            outcomes = tuple(tuple(row) for row in result.outcomes)
-            return EvalResult(
-                result.metrics,
-                result.rows,
-                result.summary,
-                result.facts,
-                model=_shown(model),
-                task=result.task,
-                outcomes=outcomes,
-            )
-        groups = evaluate_groups(config, samples, made_rewards(parts), facts.update)
-    by = config.eval.by
+            found, _ = measured_choices(config, plan)
+        else:
+            setup = prepared(config, plan, rewards=made_rewards(parts))
+            found = measured(setup, Path(scratch) / COMPLETIONS, lambda _: None, lambda _: None)
     return EvalResult(
-        group_metrics(groups, samples, by),
-        tuple(completion_rows(groups)),
-        group_summary(groups, by),
-        facts,
+        found.metrics,
+        found.rows,
+        found.summary,
+        found.facts,
         model=_shown(model),
-        task="rows" if rows is not None else config.eval.source or config.data.source,
-        outcomes=group_outcomes(groups),
-        temperature=config.sampling.temperature if samples > 1 else 0.0,
+        task="rows" if rows is not None else found.task,
+        outcomes=tuple(map(tuple, found.outcomes)),
+        temperature=found.temperature,
     )
 
 

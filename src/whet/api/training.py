@@ -45,7 +45,6 @@ from whet.training.saved_config import (
     START,
     placed,
     read_config,
-    refuse_resume_of_0_1,
     rows_text,
 )
 from whet.training.sections import ScaleSection
@@ -198,7 +197,6 @@ def resume(
     with training_session(launch, _patience(launch, path / CONFIG, settings or {})) as session:
         environment_section(env, tools, None)  # what is in no file is found by its name again
         config = read_config(path)
-        refuse_resume_of_0_1(path)
         longer = {name: value for name, value in (("steps", steps), ("hours", hours)) if value is not None}
         changes = merged(longer, settings or {})
         if changes:

@@ -24,7 +24,7 @@ from whet.cli import cluster, evaluate, plan, runs, serve, text, train
 from whet.cli.data import data_app
 from whet.cli.label import label_app
 from whet.cli.options import APP_SETTINGS
-from whet.cli.pipeline import pipeline_app, study_app
+from whet.cli.pipeline import pipeline_app
 from whet.cli.reward import reward_app
 
 
@@ -40,6 +40,13 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         with _interruptions():
             return super().invoke(ctx)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name == "study":  # of 0.2
+            from whet.types import WhetError
+
+            raise WhetError("whet study overoptimization is called `whet pipeline overoptimization` now")
+        return super().get_command(ctx, cmd_name)
 
 
 @contextlib.contextmanager
@@ -60,7 +67,6 @@ app = typer.Typer(
 app.add_typer(data_app)
 app.add_typer(label_app)
 app.add_typer(reward_app)
-app.add_typer(study_app)
 for _commands in (
     train.commands,
     evaluate.commands,

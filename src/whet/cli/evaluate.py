@@ -330,11 +330,7 @@ def _tell_progress(cell: EvalCell, now: EvalProgress) -> None:
 def _page(report: EvalReport) -> str:
     from whet.cli.options import command_line
     from whet.pages.evaluation import eval_page
-    from whet.pages.rerank import reranking_page
 
-    only = report.evals[0] if len(report.evals) == 1 else None
-    if only is not None and only.reranking is not None and not only.summary.budgets:
-        return reranking_page(only.reranking)
     return eval_page(report, command_line())
 
 

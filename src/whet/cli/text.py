@@ -20,15 +20,11 @@ def algorithms(
         bool, typer.Option("--components", help="Show the components of each method: a wide table.")
     ] = False,
     as_json: AsJson = False,
-    rows: Annotated[bool, typer.Option("--rows", hidden=True)] = False,
 ) -> None:
     """List the methods and what each is for; --components shows what they are made of."""
     from whet.objective.catalogue import methods
     from whet.pages.methods import algorithms_text, record
-    from whet.types import WhetError
 
-    if rows:
-        raise WhetError("--rows is called --components since 0.2: whet algorithms --components")
     if as_json:
         print_json([record(method) for method in methods().values() if method.components])
         return

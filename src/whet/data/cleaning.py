@@ -12,6 +12,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -30,8 +31,11 @@ def dedup(
     reader: StoredRows, writer: RowWriter, by: str = "all", similarity: float | None = 0.8, mask_numbers: bool = False
 ) -> Summary:
     """Write the first row of each group of duplicates; `similarity` None: exact ones only."""
+    sketches = Sketches(mask_numbers, sketched=similarity is not None)
     with Spool() as spool:
-        sketches = _sketched(reader, spool, by, similarity is not None, mask_numbers)
+        for row, text in reader.texts(by):
+            spool.add(row.values)
+            sketches.add(text)
         exact = sketches.exact()
         first = exact if similarity is None else sketches.clusters(similarity)
         numbers = np.arange(len(first))
@@ -43,21 +47,6 @@ def dedup(
         summary["near_duplicates"] = int((first != numbers).sum()) - same
     sizes = np.bincount(first, minlength=1)
     return {**summary, "largest_group": int(sizes.max()), **_left_out(reader)}
-
-
-def _sketched(reader: StoredRows, spool: Spool, by: str, near: bool, mask_numbers: bool) -> Sketches:
-    """Every row in the spool, and what is needed to tell duplicates."""
-    sketches = Sketches(mask_numbers)
-    waiting: list[str] = []
-    for row, text in reader.texts(by):
-        spool.add(row.values)
-        waiting.append(text)
-        if len(waiting) == CHUNK:
-            sketches.add(waiting, near)
-            waiting = []
-    if waiting:
-        sketches.add(waiting, near)
-    return sketches
 
 
 def decontaminate(
@@ -111,20 +100,12 @@ def decontaminate(
 
 def _looked_up(reader: StoredRows, index: ContaminationIndex, by: str) -> Iterator[tuple[Row, str, list[Overlap]]]:
     """Rows in small batches, each with its overlaps."""
-    waiting: list[tuple[Row, str]] = []
-
-    def found() -> Iterator[tuple[Row, str, list[Overlap]]]:
+    pairs = reader.texts(by)
+    while batch := list(islice(pairs, CHUNK)):
         of_row: dict[int, list[Overlap]] = {}
-        for overlap in index.overlaps(text for _, text in waiting):
+        for overlap in index.overlaps(text for _, text in batch):
             of_row.setdefault(overlap.train, []).append(overlap)
-        yield from ((row, text, of_row.get(number, [])) for number, (row, text) in enumerate(waiting))
-
-    for pair in reader.texts(by):
-        waiting.append(pair)
-        if len(waiting) == CHUNK:
-            yield from found()
-            waiting = []
-    yield from found()
+        yield from ((row, text, of_row.get(number, [])) for number, (row, text) in enumerate(batch))
 
 
 def keep_between(
@@ -301,18 +282,11 @@ def split_by_prompt(
         raise WhetError(f"split: the shares {list(shares.values())} do not add up to 1, or one is not above 0")
     with Spool() as spool:
         keys: list[bytes] = []
-        sketches = Sketches(mask_numbers)
-        waiting: list[str] = []
+        sketches = Sketches(mask_numbers, sketched=similarity is not None)
         for row, text in reader.texts("prompt"):
             spool.add(row.values)
-            waiting.append(text)
-            if len(waiting) == CHUNK:
-                sketches.add(waiting, similarity is not None)
-                keys += [_split_key(waiting_text, seed) for waiting_text in waiting]
-                waiting = []
-        if waiting:
-            sketches.add(waiting, similarity is not None)
-            keys += [_split_key(waiting_text, seed) for waiting_text in waiting]
+            sketches.add(text)
+            keys.append(_split_key(text, seed))
         groups = sketches.exact() if similarity is None else sketches.clusters(similarity)
         deciding: dict[int, bytes] = {}
         for key, group in zip(keys, groups.tolist(), strict=True):

@@ -15,6 +15,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from whet.data.rows import first_line
 from whet.data.tasks.item import SPLITS, STREAM_NAMES, split_of
 from whet.types import Prompt, WhetError, did_you_mean
 
@@ -74,12 +75,12 @@ def _distinct(
             seen.add(question)
             fruitless = 0
             answer = entry.get("answer")
-            origin = {"name": name, "seed": drawn, "size": CHUNK, "index": index, "settings": settings}
+            origin = {"name": name, "seed": drawn, "index": index, "settings": settings}
             yield question, None if answer is None else str(answer), origin | {"entry": _literal(entry)}
 
 
 def _entries(name: str, seed: int, settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    dataset = _dataset(name, seed, settings)
+    dataset = gym_dataset(name, seed, settings)
     for index in range(CHUNK):
         try:
             yield dataset[index]
@@ -88,7 +89,7 @@ def _entries(name: str, seed: int, settings: Mapping[str, Any]) -> Iterator[Mapp
         except Exception as error:
             raise WhetError(
                 f"gym:{name}: the dataset fails on entry {index} of seed {seed} with {_settings_text(settings)}: "
-                f"{type(error).__name__}: {_one_line(error)}; choose other settings"
+                f"{type(error).__name__}: {first_line(error)}; choose other settings"
             ) from error
 
 
@@ -104,12 +105,13 @@ def _literal(entry: Mapping[str, Any]) -> str | None:
         return None
 
 
-def _dataset(name: str, seed: int, settings: Mapping[str, Any]) -> Any:
+def gym_dataset(name: str, seed: int, settings: Mapping[str, Any]) -> Any:
+    """The dataset as it draws the entries of a seed."""
     registry = _registry()
     if name not in registry:
         raise WhetError(
             f"no dataset of reasoning-gym is called {name!r}{did_you_mean(name, registry)}; "
-            f"near: {', '.join(_nearest(name, registry))}; all {len(registry)}: whet.data.gym.gym_datasets()"
+            f"all {len(registry)}: whet.data.gym.gym_datasets()"
         )
     kind, config_class = registry[name]
     config = _config(name, config_class, seed, settings)
@@ -117,7 +119,7 @@ def _dataset(name: str, seed: int, settings: Mapping[str, Any]) -> Any:
         return kind(config)
     except Exception as error:
         raise WhetError(
-            f"gym:{name} refuses {_settings_text(settings)}: {type(error).__name__}: {_one_line(error)}; "
+            f"gym:{name} refuses {_settings_text(settings)}: {type(error).__name__}: {first_line(error)}; "
             "change that setting"
         ) from error
 
@@ -135,7 +137,7 @@ def _config(name: str, config_class: Any, seed: int, settings: Mapping[str, Any]
         return dataclasses.replace(start, **options)
     except (TypeError, ValueError, AssertionError) as error:
         raise WhetError(
-            f"gym:{name} refuses {_settings_text(settings)}: {_one_line(error)}; change that setting"
+            f"gym:{name} refuses {_settings_text(settings)}: {first_line(error)}; change that setting"
         ) from error
 
 
@@ -154,40 +156,31 @@ def _as_specs(name: str, value: Any) -> Any:
     """The members of the composite dataset, from plain tables of name, weight and config."""
     if name != "composite" or not isinstance(value, Sequence):
         return value
-    spec = _package().composite.DatasetSpec
+    spec = reasoning_gym_package().composite.DatasetSpec
     return [
         spec(row["name"], row.get("weight", 1.0), dict(row.get("config", {}))) if isinstance(row, Mapping) else row
         for row in value
     ]
 
 
-def _nearest(name: str, names: Mapping[str, Any]) -> list[str]:
-    words = set(name.lower().split("_"))
-    shared = sorted(names, key=lambda other: (-len(words & set(other.split("_"))), other))
-    return shared[:5]
-
-
 def _settings_text(settings: Mapping[str, Any]) -> str:
     return f"the settings {json.dumps(settings, default=str)}" if settings else "its default settings"
 
 
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200] or "no reason given"
-
-
 def _registry() -> Mapping[str, tuple[Any, Any]]:
-    return _package().factory.DATASETS
+    return reasoning_gym_package().factory.DATASETS
 
 
 def _curriculum(name: str) -> Any:
-    factory = _package().factory
+    factory = reasoning_gym_package().factory
     return factory.create_curriculum(name) if factory.has_curriculum(name) else None
 
 
-def _package() -> Any:
+def reasoning_gym_package() -> Any:
+    """The package, where it is installed."""
     try:
         import reasoning_gym
         import reasoning_gym.composite
     except ImportError:
-        raise WhetError("data from gym:NAME needs reasoning-gym; run pip install 'whet[tasks]'") from None
+        raise WhetError("gym:NAME needs reasoning-gym; run pip install 'whet[tasks]'") from None
     return reasoning_gym

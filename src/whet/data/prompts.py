@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from whet.data.rows import BadRow, Row, column_notes, mistake
-from whet.data.shapes import demonstration_rows, prompt_row
+from whet.data.shapes import demonstration_rows, prompt_row, value_text
 from whet.data.usable import Usable
 from whet.types import Demonstration, Message, Prompt, WhetError, nearest
 
@@ -155,7 +155,9 @@ def _tools(row: Row) -> tuple[Mapping[str, Any], ...]:
     if value is None or value in ("", [], ()):
         return ()
     if not isinstance(value, list | tuple) or not all(isinstance(tool, Mapping) for tool in value):
-        raise mistake(row, "tools", f"is {_short(value)}", "a list of JSON schemas of functions", "correct or drop it")
+        raise mistake(
+            row, "tools", f"is {value_text(value)}", "a list of JSON schemas of functions", "correct or drop it"
+        )
     return tuple(dict(tool) for tool in value)
 
 
@@ -214,7 +216,7 @@ def _label(row: Row) -> bool:
         value = {"true": True, "false": False}.get(value.strip().lower(), value)
     if not isinstance(value, bool):
         raise mistake(
-            row, "label", f"is {_short(value)}", "true or false", "write true for a good completion, else false"
+            row, "label", f"is {value_text(value)}", "true or false", "write true for a good completion, else false"
         )
     return value
 
@@ -249,7 +251,7 @@ def _completed(row: Row, opening: PromptContent, field: str) -> tuple[PromptCont
 
 def _conversation(row: Row, field: str, value: Any) -> tuple[Message, ...]:
     if not isinstance(value, list | tuple) or not value:
-        fault = "is an empty list" if value in ([], ()) else f"is {_short(value)}"
+        fault = "is an empty list" if value in ([], ()) else f"is {value_text(value)}"
         expected = "a list of {role, content} messages"
         if field != "messages":
             expected = f"text, or {expected}"
@@ -260,13 +262,13 @@ def _conversation(row: Row, field: str, value: Any) -> tuple[Message, ...]:
 def _message(row: Row, field: str, message: Any) -> Message:
     calls = isinstance(message, Mapping) and message.get("role") == "assistant" and message.get("tool_calls")
     if not isinstance(message, Mapping) or "role" not in message or ("content" not in message and not calls):
-        fault = f"has the keys {_names(message)}" if isinstance(message, Mapping) else f"is {_short(message)}"
+        fault = f"has the keys {_names(message)}" if isinstance(message, Mapping) else f"is {value_text(message)}"
         raise mistake(row, field, fault, "the keys 'role' and 'content'", 'write {"role": ..., "content": ...}')
     role, content = message["role"], message.get("content")
     if role not in ROLES:
         close = nearest(role, ROLES) if isinstance(role, str) else None
         fix = f"did you mean {close!r}?" if close else "use one of these names"
-        raise mistake(row, f"{field}.role", f"is {_short(role)}", f"one of {', '.join(ROLES)}", fix)
+        raise mistake(row, f"{field}.role", f"is {value_text(role)}", f"one of {', '.join(ROLES)}", fix)
     if calls and not (isinstance(content, str) and content.strip()):
         content = ""
     else:
@@ -284,7 +286,9 @@ def _message(row: Row, field: str, message: Any) -> Message:
         if key == "tool_calls" and calls:
             continue
         if not isinstance(value, str):
-            raise mistake(row, f"{field}.{key}", f"is {_short(value)}", "a string", "write it as text or drop the key")
+            raise mistake(
+                row, f"{field}.{key}", f"is {value_text(value)}", "a string", "write it as text or drop the key"
+            )
     return extra
 
 
@@ -293,7 +297,7 @@ def _tool_call(row: Row, field: str, call: Any) -> dict[str, Any]:
     function = call.get("function", call) if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         fix = 'write {"type": "function", "function": {"name": ..., "arguments": {...}}}'
-        raise mistake(row, field, f"is {_short(call)}", "a call with the name of a function", fix)
+        raise mistake(row, field, f"is {value_text(call)}", "a call with the name of a function", fix)
     arguments = function.get("arguments", {})
     if isinstance(arguments, str):
         try:
@@ -301,7 +305,7 @@ def _tool_call(row: Row, field: str, call: Any) -> dict[str, Any]:
         except ValueError:
             arguments = None
     if not isinstance(arguments, Mapping):
-        fault = f"is {_short(function.get('arguments'))}"
+        fault = f"is {value_text(function.get('arguments'))}"
         raise mistake(row, f"{field}.function.arguments", fault, "an object, or one as JSON text", "correct it")
     header = {key: value for key, value in call.items() if key in ("id", "type") and value is not None}
     return {"type": "function", **header, "function": {"name": function["name"], "arguments": dict(arguments)}}
@@ -341,7 +345,7 @@ def _id(row: Row) -> str:
     if value is None:
         return re.sub(r": (?:item|row) (?=\d+$)", ":", row.where)
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
-        raise mistake(row, "id", f"is {_short(value)}", "text or a whole number", "correct it or drop the column")
+        raise mistake(row, "id", f"is {value_text(value)}", "text or a whole number", "correct it or drop the column")
     return str(value)
 
 
@@ -411,7 +415,7 @@ def _missing(row: Row, *wanted: str) -> WhetError:
 
 def _require_text(row: Row, field: str, value: Any) -> None:
     if not isinstance(value, str):
-        raise mistake(row, field, f"is {_short(value)}", "a string", "write the text itself")
+        raise mistake(row, field, f"is {value_text(value)}", "a string", "write the text itself")
     if not value.strip():
         raise mistake(row, field, "is empty", "some text", "fill it in or drop it")
 
@@ -429,10 +433,3 @@ def _require_completion(row: Row, field: str, turn: Message) -> None:
 
 def _names(names: Any) -> str:
     return ", ".join(repr(name) for name in names) or "none"
-
-
-def _short(value: Any) -> str:
-    if value is None:
-        return "null"
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."

@@ -35,26 +35,32 @@ Sketch = NDArray[np.uint32]  # [N, ORDERS]
 class Sketches:
     """What is remembered of the texts that were added."""
 
-    def __init__(self, mask_numbers: bool = False) -> None:
+    def __init__(self, mask_numbers: bool = False, sketched: bool = True) -> None:
+        """Without sketches only exact duplicates are found."""
         random = np.random.default_rng(0)
         self._factors = random.integers(1, 2**63, ORDERS, np.uint64) | np.uint64(1)
         self._table = WordTable()
-        self._mask = mask_numbers
+        self._mask, self._sketched = mask_numbers, sketched
         self._sketches: list[Sketch] = []
         self._first: dict[bytes, int] = {}
         self._same: list[int] = []  # per text, the first one that says exactly the same
         self._empty: list[bool] = []
+        self._waiting: list[str] = []
 
-    def __len__(self) -> int:
-        return len(self._same)
+    def add(self, text: str) -> None:
+        """Add a text."""
+        self._waiting.append(text)
+        if len(self._waiting) == CHUNK:
+            self._sketch()
 
-    def add(self, texts: Sequence[str], sketched: bool = True) -> None:
-        """Add texts; without a sketch only exact duplicates are found."""
+    def _sketch(self) -> None:
+        """Take in the texts that wait."""
+        texts, self._waiting = self._waiting, []
         block = self._table.block(texts)
         for key, size in zip(block.keys, block.sizes.tolist(), strict=True):
             self._same.append(self._first.setdefault(key, len(self._same)))
             self._empty.append(not size)
-        if not sketched:
+        if not self._sketched or not texts:
             return
         rows, _, hashes = block.runs(RUN, self._mask)
         sketches = np.full((len(texts), ORDERS), np.iinfo(np.uint32).max, np.uint32)
@@ -67,6 +73,7 @@ class Sketches:
 
     def exact(self) -> Integers:
         """For each text the first one that says the same; case, white space and punctuation aside. [N]"""
+        self._sketch()
         return np.array(self._same, np.int64)
 
     def clusters(self, threshold: float) -> Integers:

@@ -28,7 +28,6 @@ from whet.settings.files import reason, shown_source
 from whet.types import Prompt, WhetError
 
 STANDARD = "-"
-BATCH = 512  # rows read at a time
 COMPLETIONS = ("completion", "reply", "response", "output", "chosen", "rejected", "solution", *RANKED, *STEPPED)
 LEVEL = 4  # of compression: near the best size, in a third of its time
 
@@ -54,55 +53,24 @@ class StoredRows:
         if not self.rows:
             raise WhetError(f"{shown_source(self.source)}: holds no rows; expected at least one")
 
-    def batches(self) -> Iterator[list[Row]]:
-        """The rows in lists of a few hundred."""
-        batch: list[Row] = []
-        for row in self:
-            batch.append(row)
-            if len(batch) == BATCH:
-                yield batch
-                batch = []
-        if batch:
-            yield batch
-
     def read(self, reader: Callable[[Sequence[Row]], list[Any]]) -> Iterator[tuple[Row, list[Any]]]:
         """Each row with what `reader` makes of it; one that it refuses stops, or is left out."""
-        for batch in self.batches():
-            for row in batch:
-                try:
-                    yield row, reader([row])
-                except BadRow as fault:
-                    self.refuse(fault)
+        for row in self:
+            try:
+                yield row, reader([row])
+            except BadRow as fault:
+                self.refuse(fault)
 
     def prompts(self) -> Iterator[tuple[Row, Prompt]]:
         """Each row with the prompt it holds."""
-        for batch in self.batches():
-            try:
-                yield from zip(batch, _prompts(batch), strict=True)
-            except BadRow:
-                for row in batch:
-                    try:
-                        (prompt,) = _prompts([row])
-                    except BadRow as fault:
-                        self.refuse(fault)
-                    else:
-                        yield row, prompt
+        for row, (prompt,) in self.read(_prompts):
+            yield row, prompt
 
     def texts(self, by: str = "prompt") -> Iterator[tuple[Row, str]]:
         """Each row with the text it is compared by: `prompt`, `all` of its texts, or a column."""
         if by in ("prompt", "all"):
-            for batch in self.batches():
-                for row in batch:
-                    text = _plain_prompt(row) if by == "prompt" else None
-                    if text is not None:
-                        yield row, text
-                        continue
-                    try:
-                        (prompt,) = _prompts([row])
-                    except BadRow as fault:
-                        self.refuse(fault)
-                    else:
-                        yield row, row_text(row, prompt, by == "all")
+            for row, (text,) in self.read(lambda rows: [_row_text(rows[0], by == "all")]):
+                yield row, text
             return
         for row in self:
             value = row.values.get(by)
@@ -144,11 +112,13 @@ def prompt_text(prompt: Prompt) -> str:
     return "\n".join(str(message.get("content", "")) for message in prompt.messages)
 
 
-def row_text(row: Row, prompt: Prompt, whole: bool) -> str:
+def _row_text(row: Row, whole: bool) -> str:
     """The text of the prompt; of the `whole` row its completions too."""
+    if not whole and (text := _plain_prompt(row)) is not None:
+        return text
+    parts = [prompt_text(*_prompts([row]))]
     if not whole:
-        return prompt_text(prompt)
-    parts = [prompt_text(prompt)]
+        return parts[0]
     for name in ("messages", "conversations", "text", *COMPLETIONS):
         parts += _strings(row.values.get(name))
     return "\n".join(parts)

@@ -16,7 +16,7 @@ from whet.data.conversion import kind_of
 from whet.data.prompts import prompts_from
 from whet.data.reference_rewards import REFERENCE_REWARDS
 from whet.data.rows import Row
-from whet.data.shingles import CHUNK, Sketches, text_key
+from whet.data.shingles import Sketches, text_key
 from whet.data.spool import COMPLETIONS, RowWriter, StoredRows, prompt_text
 from whet.types import Prompt, WhetError
 
@@ -76,7 +76,7 @@ def statistics(reader: StoredRows, similarity: float | None = None, encode: Enco
     scripts: Counter[str] = Counter()
     answers: Counter[str] = Counter()
     lengths = {name: array("i") for name in ("prompt_characters", "completion_characters", "prompt_tokens")}
-    answered, sketches, waiting = 0, Sketches(), list[str]()
+    answered, sketches = 0, Sketches(sketched=similarity is not None)
     for row, prompt in reader.prompts():
         for name, value in row.values.items():
             if value is not None and (name in columns or len(columns) < MOST_COLUMNS):
@@ -92,12 +92,9 @@ def statistics(reader: StoredRows, similarity: float | None = None, encode: Enco
             answered += 1
             if len(answers) < ANSWERS_KNOWN:
                 answers[str(prompt.answer)[:60]] += 1
-        waiting.append(text)
-        if len(waiting) == CHUNK:
-            sketches.add(waiting, similarity is not None)
-            waiting = []
-    sketches.add(waiting, similarity is not None)
-    read, exact = len(sketches), len(np.unique(sketches.exact()))
+        sketches.add(text)
+    same = sketches.exact()
+    read, exact = len(same), len(np.unique(same))
     summary: dict[str, Any] = {
         "rows": reader.rows,
         "usable": read,

@@ -414,33 +414,24 @@ def comparison_values(comparison: MethodComparison) -> dict[str, Any]:
 
 
 def comparison_from(values: Mapping[str, Any]) -> MethodComparison:
-    """What `comparison_values` wrote. An older file has the numbers of the runs of a method in its row alone."""
-    rows_of = {row["method"]: row for row in values["rows"]}
-    metric = values.get("metric") or ""
+    """What `comparison_values` wrote."""
     results: list[MethodRun] = []
     for run in values["runs"]:
-        row, index = rows_of[run["method"]], sum(result.method == run["method"] for result in results)
-
-        def known(key: str, row: Mapping[str, Any] = row, index: int = index) -> dict[str, float]:
-            listed = row[key]["values"]
-            return {metric: float(listed[index])} if metric and index < len(listed) else {}
-
         rewards = [math.nan if value is None else float(value) for value in run["rewards"]]
-        steps = run.get("steps") or range(1, len(rewards) + 1)
         results.append(
             MethodRun(
                 method=str(run["method"]),
                 seed=int(run["seed"]),
-                before=run["before"] if "before" in run else known("before"),
-                after=run["after"] if "after" in run else known("after"),
-                rewards=tuple(zip(map(float, steps), rewards, strict=True)),
-                tokens=int(run["tokens"] if "tokens" in run else row["tokens"]["mean"] or 0),
-                seconds=float(run["seconds"] if "seconds" in run else row["seconds"]["mean"] or 0),
+                before=run["before"],
+                after=run["after"],
+                rewards=tuple(zip(map(float, run["steps"]), rewards, strict=True)),
+                tokens=int(run["tokens"]),
+                seconds=float(run["seconds"]),
                 folder=str(run["folder"]),
-                eval_size=int(run.get("eval_size", 0)),
+                eval_size=int(run["eval_size"]),
                 scores={
                     name: tuple(math.nan if score is None else float(score) for score in scores)
-                    for name, scores in run.get("scores", {}).items()
+                    for name, scores in run["scores"].items()
                 },
             )
         )
@@ -450,10 +441,10 @@ def comparison_from(values: Mapping[str, Any]) -> MethodComparison:
         results=tuple(results),
         equal={str(name): str(text) for name, text in values["equal"].items()},
         unequal={str(name): str(text) for name, text in values["unequal"].items()},
-        remarks=tuple(map(str, values.get("remarks", ()))),
+        remarks=tuple(map(str, values["remarks"])),
         command=str(values["command"]),
-        planned={str(method): int(count) for method, count in values.get("planned", {}).items()},
-        incomparable=str(values.get("incomparable", "")),
+        planned={str(method): int(count) for method, count in values["planned"].items()},
+        incomparable=str(values["incomparable"]),
     )
 
 

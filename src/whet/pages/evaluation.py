@@ -9,10 +9,9 @@ from typing import Any
 
 from whet.pages.chart_specs import cost_chart, cost_line, reliability
 from whet.pages.render import Figure, PageTable, render
-from whet.pages.rerank import Reranking
+from whet.pages.rerank import Reranking, rerank_figures, search_text, value_rows
 from whet.record.metrics.eval_summary import CUT, FORCED, EvalSummary
 from whet.record.metrics.intervals import IntervalEstimate, PairedTest
-from whet.record.metrics.reranking import BEST, WEIGHTED
 from whet.record.text import (
     ABSENT,
     aligned,
@@ -277,7 +276,8 @@ def eval_page(report: EvalReport, command: str = "") -> str:
         runs=(),
         command=command,
         foot="Bands and brackets are 95% intervals over the prompts: attempts at one prompt count as one observation. "
-        "pass@k and majority votes are means over every choice of k of the completions, without resampling.",
+        "pass@k and majority votes are means over every choice of k of the completions, without resampling; "
+        "weighted votes draw 4,096 choices where there are more than 20,000.",
     )
 
 
@@ -309,6 +309,8 @@ def _verdict(report: EvalReport, task: str) -> str:
 def _section(report: EvalReport, task: str) -> dict[str, object]:
     evals = report.of(task)
     tests = report.pairs.get(task, ())
+    names = short_names([evaluation.model for evaluation in evals])
+    reranked = [(name, each.reranking) for name, each in zip(names, evals, strict=True) if each.reranking is not None]
     return {
         "title": task,
         "about": evals_summary(evals),
@@ -316,8 +318,9 @@ def _section(report: EvalReport, task: str) -> dict[str, object]:
         "tables": [
             ("", _table(model_table(evals))),
             *((name, _table(rows)) for name, rows in curve_tables(evals).items()),
-            *_rerank_tables(evals),
+            *((f"choosing one of n completions of {name}", _table(value_rows(each))) for name, each in reranked),
         ],
+        "searches": [f"{'. '.join(search_text(search, each))}." for _, each in reranked for search in each.searches],
         "pairs": [pair_text(test, len(tests)) for test in tests],
     }
 
@@ -349,7 +352,8 @@ def _figures(evals: Sequence[ModelEval]) -> list[Figure]:
             if row
         ]
         figures += [Figure(title, about, cost_chart(series, True, marked=True))] if series else []
-    return [*figures, *_best_of(evals), *_budgets(evals, is_share), *_calibrations(evals)]
+    chosen = [figure for each in evals if each.reranking is not None for figure in rerank_figures(each.reranking)]
+    return [*figures, *chosen, *_budgets(evals, is_share), *_calibrations(evals)]
 
 
 def _budgets(evals: Sequence[ModelEval], is_share: bool) -> list[Figure]:
@@ -393,32 +397,3 @@ def _calibrations(evals: Sequence[ModelEval]) -> list[Figure]:
             spec = {**reliability(models, 0.0, (460, 250)), "named": True}
             figures.append(Figure("Calibration", f"share right by the {about}", spec, note=note))
     return figures
-
-
-def _best_of(evals: Sequence[ModelEval]) -> list[Figure]:
-    """One figure per model that was reranked: its scorers over n."""
-    figures = []
-    for name, each in zip(short_names([evaluation.model for evaluation in evals]), evals, strict=True):
-        if each.reranking is None:
-            continue
-        is_share = each.reranking.measure == "accuracy"
-        series = [
-            cost_line(curve.name, [(at.n, at, f"{curve.name}, n = {at.n}") for at in curve.values_by_n], tone)
-            for tone, curve in enumerate(curve for curve in each.reranking.lines if curve.way in (BEST, WEIGHTED))
-        ]
-        figures.append(Figure("Best of n", name, cost_chart(series, is_share, marked=True)))
-    return figures
-
-
-def _rerank_tables(evals: Sequence[ModelEval]) -> list[tuple[str, PageTable]]:
-    tables = []
-    for name, each in zip(short_names([one.model for one in evals]), evals, strict=True):
-        if each.reranking is not None:
-            counts = [point.n for point in each.reranking.lines[0].values_by_n]
-            rows = tuple(
-                (line.name, *(percent(point.value) if each.reranking.measure == "accuracy" else number(point.value)
-                              for point in line.values_by_n))
-                for line in each.reranking.lines
-            )  # fmt: skip
-            tables.append((f"one of n completions of {name}", PageTable(("", *(f"n = {n}" for n in counts)), rows)))
-    return tables

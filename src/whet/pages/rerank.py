@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import comb
 
 from whet.pages.chart_specs import cost_chart, cost_line
-from whet.pages.render import Figure, PageTable, render
+from whet.pages.render import Figure
 from whet.record.metrics.reranking import CEILING, MAJORITY, ChoiceCurve, CostedValue, SearchResult
-from whet.record.metrics.selection import MOST_SUBSETS, sizes
 from whet.record.text import aligned, number
 
 TONES = 6  # the last two of eight are for what reward models are compared with
@@ -27,11 +25,6 @@ class Reranking:
     temperature: float
     lines: tuple[ChoiceCurve, ...]
     searches: tuple[SearchResult, ...] = ()
-
-    @property
-    def drawn_votes(self) -> bool:
-        """True where weighted votes looked at some subsets only."""
-        return any(comb(self.samples, n) > MOST_SUBSETS for n in sizes(self.samples))
 
 
 def reranking_text(reranking: Reranking) -> str:
@@ -90,40 +83,9 @@ def value_text(costed: CostedValue, measure: str) -> str:
     return f"{number(costed.value)} ({number(costed.low)} to {number(costed.high)})"
 
 
-def reranking_page(reranking: Reranking) -> str:
-    """The whole page: a figure per reward model, and every number with its interval."""
-    head, *body = value_rows(reranking)
-    title = f"{reranking.model}: one of {reranking.samples} completions"
-    drawn = "; weighted votes over 4,096 of them where there are more than 20,000" if reranking.drawn_votes else ""
-    return render(
-        "rerank.html",
-        title=title,
-        eyebrow="whet eval --rerank",
-        about=(reranking.data,),
-        verdict=_verdict(reranking),
-        figures=[
-            _figure(name, reranking) for name in dict.fromkeys(line.scorer for line in reranking.lines if line.scorer)
-        ],
-        measure=reranking.measure,
-        unit=" in %" if reranking.measure == "accuracy" else "",
-        counts=[value.n for value in reranking.lines[0].values_by_n],
-        searches=[f"{'. '.join(search_text(search, reranking))}." for search in reranking.searches],
-        table=PageTable(head, tuple(body)),
-        foot=f"{reranking.num_prompts} prompts, {reranking.samples} completions each at temperature "
-        f"{reranking.temperature:g}. Every number is the mean over all ways to draw n of the "
-        f"{reranking.samples}{drawn}.",
-    )
-
-
-def _verdict(reranking: Reranking) -> str:
-    best = max((line for line in reranking.lines if line.way != CEILING), key=lambda line: line.values_by_n[-1].value)
-    alone, ceiling = reranking.lines[-1].values_by_n[0], reranking.lines[-1].values_by_n[-1]
-    measure = reranking.measure
-    return (
-        f"A single completion has {measure} {value_text(alone, measure)}. Of {reranking.samples} completions, the "
-        f"choice that does best is {best.name}: {value_text(best.values_by_n[-1], measure)}. No choice can pass "
-        f"{value_text(ceiling, measure)}."
-    )
+def rerank_figures(reranking: Reranking) -> list[Figure]:
+    """Every scorer's lines against the tokens per prompt."""
+    return [_figure(name, reranking) for name in dict.fromkeys(line.scorer for line in reranking.lines if line.scorer)]
 
 
 def _figure(scorer: str, reranking: Reranking) -> Figure:
@@ -150,8 +112,8 @@ def _figure(scorer: str, reranking: Reranking) -> Figure:
         )
         for search in searches
     ]
-    about = "best of n by the aggregate of its steps" if mine[0].aggregate else ""
-    about += ", and the search over steps (diamond)" if searches else ""
+    about = "best of n by the aggregate of its steps, by" if mine[0].aggregate else "best of n, by"
+    about += " tokens per prompt, written and read" + ("; the search over steps is the diamond" if searches else "")
     return Figure(scorer, about, cost_chart(series, reranking.measure == "accuracy"))
 
 

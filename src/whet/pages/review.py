@@ -20,7 +20,7 @@ from typing import Any
 
 from whet.pages.render import ASSETS, TextCard, render, script_policy
 from whet.pages.run_report import sample_card
-from whet.record.log import parsed_line, sample_line
+from whet.record.log import json_object, sample_line
 from whet.record.marks import (
     GOOD,
     HACKED,
@@ -246,7 +246,7 @@ def _marked_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     for place, line in enumerate(content.removeprefix(codecs.BOM_UTF8).split(b"\n"), start=1):
         if not line.strip():
             continue
-        row = parsed_line(f"{path}:{place}", line)
+        row = json_object(f"{path}:{place}", line)
         if not isinstance(row.get("id"), str):
             raise WhetError(f'{path}:{place}: no sample is named; restore its "id", or delete the line')
         yield place, checked_mark(f"{path}:{place}", row)

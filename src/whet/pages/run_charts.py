@@ -22,7 +22,7 @@ MOST_COLUMNS = 400  # names that are kept; a run that invents a name per step mu
 DIGITS = 6
 Floats = np.ndarray
 TALL, LOW = 300, 200  # pixels of a chart that takes the width of the page, and of one that does not
-HIDDEN = ("completion_length", "grad_norm")
+HIDDEN = ("completion_length",)
 ENDS = ("min", "q1", "median", "q3", "max", "mean", "flat")  # of a recorded distribution
 PHASE_TONES = {
     "rollout": 0,
@@ -486,7 +486,7 @@ def held_out_lines(evals: Sequence[EvalRecord], metric: str, size: int = 0) -> l
     lines: list[ChartSeries] = []
     for name in dict.fromkeys(evaluation.name for evaluation in evals):
         evaluations = measured_by([evaluation for evaluation in evals if evaluation.name == name], metric, size)
-        label = words(metric) if name in ("eval", "held_out") else f"{name} {words(metric)}"
+        label = words(metric) if name == "eval" else f"{name} {words(metric)}"
         if evaluations.measured:
             lines.append(evaluation_line(f"held-out {label}", evaluations, 2 * len(lines)))
     return lines

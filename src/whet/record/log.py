@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from whet.record.rows import eval_row, step_row
 from whet.record.run_folder import write_atomically
 from whet.record.tokens import TokenSettings, token_lines
 from whet.types import Prompt, Sample, StepReport, Turn, WhetError
@@ -31,13 +30,6 @@ METRICS, SAMPLES, TOKENS, SUMMARY = "metrics.jsonl", "samples.jsonl", "tokens.js
 CLOCKED = ("seconds", "machine")  # what no two runs share, and no digest counts
 MOST_FAILURES = 20  # saves that failed, in the summary: the newest
 LOGS = (METRICS, SAMPLES, TOKENS)
-# what whet 0.1 called the columns and metrics of a run folder
-NAMES_OF_0_1 = {
-    "reply": "completion",
-    "reply_tokens": "completion_tokens",
-    "kl_reply": "kl_completion",
-    "reply_length": "completion_length",
-}
 
 
 @dataclass(frozen=True)
@@ -45,7 +37,7 @@ class EvalRecord:
     """One evaluation as it is recorded."""
 
     step: int  # 0 is before the first step
-    name: str  # "eval", "held_out" in a run of 0.1
+    name: str  # "eval"
     result: Mapping[str, float]
     seconds: float
     size: int = 0  # prompts or rows behind the metrics; 0: a run of an earlier version
@@ -211,7 +203,7 @@ class RunRecorder:
         """What the log holds; read from it where another process began it."""
         if name not in self._digests:
             self._digests[name] = LogDigest()
-            for line in _raw_lines(self.folder / name):
+            for line in read_lines(self.folder / name):
                 self._digests[name].add(line)
         return self._digests[name]
 
@@ -348,7 +340,7 @@ def is_finished(folder: Path | str) -> bool:
 
 
 def read_summary(folder: Path | str) -> dict[str, Any]:
-    """run.json under the names of today, also for a run of whet 0.1; raises where it is missing or damaged."""
+    """run.json; raises where it is missing or damaged."""
     path = Path(folder) / SUMMARY
     try:
         summary = json.loads(path.read_bytes())
@@ -360,7 +352,7 @@ def read_summary(folder: Path | str) -> dict[str, Any]:
         raise WhetError(f"{path} cannot be read ({error.strerror}); restore it, or give another run's folder") from None
     if not isinstance(summary, dict):
         raise WhetError(f"{path} holds a {type(summary).__name__}, not an object; give the folder of a run")
-    return in_todays_names(summary)
+    return summary
 
 
 def read_metrics(folder: Path | str) -> list[dict[str, Any]]:
@@ -373,57 +365,9 @@ def read_samples(folder: Path | str) -> list[dict[str, Any]]:
     return list(read_lines(Path(folder) / SAMPLES))
 
 
-def step_rows(folder: Path | str) -> list[dict[str, Any]]:
-    """Every step as one flat dictionary, for a table or a data frame, under the names of `rows.step_row`."""
-    return [step_row(line) for line in read_metrics(folder) if "eval" not in line]
-
-
-def eval_rows(folder: Path | str) -> list[dict[str, Any]]:
-    """Every evaluation as one flat dictionary: `step`, `eval` (its name), its metrics, `seconds`."""
-    return [eval_row(line) for line in read_metrics(folder) if "eval" in line]
-
-
-def sample_rows(
-    folder: Path | str,
-    *,
-    step: int | None = None,
-    prompt_id: str | None = None,
-    sort: str | None = None,
-    limit: int | None = None,
-) -> list[dict[str, Any]]:
-    """The recorded samples, of one step (-1: the last recorded) or prompt.
-
-    `sort` is a field or a part of the reward, lowest first, or "-reward" for the highest first; samples without a
-    value come last.
-    """
-    rows = read_samples(folder)
-    if step is not None:
-        wanted = max((row["step"] for row in rows), default=0) if step == -1 else step
-        rows = [row for row in rows if row["step"] == wanted]
-    if prompt_id is not None:
-        rows = [row for row in rows if row["prompt_id"] == prompt_id]
-    if sort is not None:
-        rows = _sorted(rows, sort)
-    return rows if limit is None else rows[:limit]
-
-
-def _sorted(rows: list[dict[str, Any]], sort: str) -> list[dict[str, Any]]:
-    name, sign = (sort[1:], -1) if sort.startswith("-") else (sort, 1)
-
-    def value(row: Mapping[str, Any]) -> Any:
-        return row[name] if name in row else row["parts"].get(name)
-
-    fields = dict.fromkeys(field for row in rows for field in (*row, *row["parts"]))
-    if rows and name not in fields:
-        raise WhetError(f"samples have no {name!r} to sort by; give one of {', '.join(fields)}")
-    known = [row for row in rows if isinstance(value(row), int | float)]
-    return [*sorted(known, key=lambda row: sign * value(row)), *(row for row in rows if row not in known)]
-
-
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The complete lines of a log. A last line without its newline was torn by a kill and is left out."""
-    for line in _raw_lines(path):
-        yield in_todays_names(line)
+    return (line for line, _ in _lines_and_ends(path))
 
 
 def last_lines(path: Path, key: Callable[[Mapping[str, Any]], Any], block: int = 1 << 18) -> list[dict[str, Any]]:
@@ -437,7 +381,7 @@ def last_lines(path: Path, key: Callable[[Mapping[str, Any]], Any], block: int =
         tail: list[dict[str, Any]] = []
         for text in reversed(lines[1:] if start else lines):
             try:
-                line = in_todays_names(json.loads(text))
+                line = json.loads(text)
             except (ValueError, AttributeError, RecursionError):
                 raise WhetError(f"{path} has a line that is not a JSON object; delete it or restore the file") from None
             if tail and key(line) != key(tail[0]):
@@ -453,7 +397,7 @@ def readable_lines(path: Path, read: Callable[[dict[str, Any]], Line], damaged: 
     """What `read` makes of the complete lines of a log; `damaged` is called for one that it cannot read."""
     for place, text in raw_lines(path):
         try:
-            value = read(parsed_line(place, text))
+            value = read(json_object(place, text))
         except (WhetError, KeyError, TypeError, ValueError, AttributeError):
             damaged()
         else:
@@ -468,10 +412,6 @@ def readable_rows(path: Path, row: Callable[[dict[str, Any]], dict[str, Any] | N
         lines = "1 line" if len(damage) == 1 else f"{len(damage):,} lines"
         logger.warning("%s: %s could not be read and %s left out", path, lines, "is" if len(damage) == 1 else "are")
     return rows
-
-
-def _raw_lines(path: Path) -> Iterator[dict[str, Any]]:
-    return (line for line, _ in _lines_and_ends(path))
 
 
 def raw_lines(path: Path) -> Iterator[tuple[str, bytes]]:
@@ -494,11 +434,6 @@ def json_object(place: str, text: bytes) -> dict[str, Any]:
     return value
 
 
-def parsed_line(place: str, text: bytes) -> dict[str, Any]:
-    """A log line under the names of today; `place` is where it stands, for the error message."""
-    return in_todays_names(json_object(place, text))
-
-
 def step_sums(place: str, text: bytes) -> dict[str, Any]:
     """`step`, `counts`, `health` and `seconds` of a step's line: a fifth of the time that reading all of it takes.
 
@@ -510,10 +445,10 @@ def step_sums(place: str, text: bytes) -> dict[str, Any]:
     seconds = text[text.rfind(b', "seconds": {') + 1 :]
     try:
         if not (reward and spread and head.startswith(b'{"step": ') and text.endswith(b"}}\n")):
-            return parsed_line(place, text)
+            return json_object(place, text)
         return json.loads(head + b', "health": ' + health + b"," + seconds)  # type: ignore[no-any-return]
     except ValueError:
-        return parsed_line(place, text)
+        return json_object(place, text)
 
 
 def _lines_and_ends(path: Path, most: int | None = None) -> Iterator[tuple[dict[str, Any], int]]:
@@ -532,18 +467,6 @@ def _lines_and_ends(path: Path, most: int | None = None) -> Iterator[tuple[dict[
             yield value, end
             if number == most:
                 return
-
-
-def in_todays_names(line: dict[str, Any]) -> dict[str, Any]:
-    """A line that whet 0.1 wrote with the names of today; one of today comes back as it is."""
-    inner = [line[name] for name in ("metrics", "result", "before", "after") if isinstance(line.get(name), dict)]
-    if all(NAMES_OF_0_1.keys().isdisjoint(names) for names in (line, *inner)):
-        return line
-    renamed = {NAMES_OF_0_1.get(name, name): value for name, value in line.items()}
-    for name in ("metrics", "result", "before", "after"):
-        if isinstance(renamed.get(name), dict):
-            renamed[name] = {NAMES_OF_0_1.get(key, key): value for key, value in renamed[name].items()}
-    return renamed
 
 
 def step_reports(lines: Sequence[Mapping[str, Any]]) -> list[StepReport]:

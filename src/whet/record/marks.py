@@ -25,7 +25,6 @@ MARKS_LOG = "marks.jsonl"
 HIGH, LOW = "high", "low"
 GOOD, HACKED, WRONG = "good", "hacked", "wrong"
 MARKS = (GOOD, HACKED, WRONG)
-NAMES_OF_MARKS = {"bad": WRONG}  # what a file of an earlier version says
 LONGEST_SHOWN = 100  # characters of a wrong mark that an error repeats
 LONGEST_NOTE = 10_000  # characters
 
@@ -56,9 +55,8 @@ class ReviewAgreement:
 
 
 def checked_mark(place: str, row: Mapping[str, Any]) -> dict[str, Any]:
-    """The row with its mark in today's name; an error that names the place where it is none."""
+    """The row with its mark; an error that names the place where it is none."""
     mark = row.get("mark")
-    mark = NAMES_OF_MARKS.get(mark, mark) if isinstance(mark, str) else mark
     if mark is not None and mark not in ("", *MARKS):
         shown = json.dumps(mark, ensure_ascii=False)[:LONGEST_SHOWN]
         expected = ", ".join(f'"{choice}"' for choice in MARKS)

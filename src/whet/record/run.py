@@ -21,8 +21,8 @@ from whet.record.log import (
     SAMPLES,
     EvalRecord,
     eval_records,
+    json_object,
     last_lines,
-    parsed_line,
     raw_lines,
     read_lines,
     read_summary,
@@ -192,7 +192,7 @@ def read_run(folder: Path | str, summary: Mapping[str, Any] | None = None) -> Ru
     totals, evals = StepTotals(), []
     step_lines: ThinnedLog[tuple[str, bytes]] = ThinnedLog(between=MOST_BETWEEN)
     for position, text in raw_lines(folder / METRICS):
-        if b'"eval": ' in text and "eval" in (line := parsed_line(position, text)):
+        if b'"eval": ' in text and "eval" in (line := json_object(position, text)):
             evals.append(line)
             totals.evaluation_seconds += line["seconds"].get("evaluate") or 0.0
         else:
@@ -204,7 +204,7 @@ def read_run(folder: Path | str, summary: Mapping[str, Any] | None = None) -> Ru
         folder=folder,
         summary=summary,
         config=config.read_text(encoding="utf-8", errors="replace") if config.exists() else "",
-        steps=tuple(step_reports([parsed_line(*line) for line in step_lines.items()])),
+        steps=tuple(step_reports([json_object(*line) for line in step_lines.items()])),
         evals=tuple(with_size(eval_records(evals), summary.get("eval_size"))),
         first_samples=first,
         last_samples=last,

@@ -68,11 +68,6 @@ def per_sample(name: str) -> Measure:
     return measure
 
 
-def gradient_norm(step: StepReport) -> float | None:
-    """Before clipping, also in a log of 0.1."""
-    return step.metrics.get("gradient_norm", step.metrics.get("grad_norm"))
-
-
 def spent(step: StepReport) -> float | None:
     """Completions drawn for the step, those that were left out included."""
     return step.counts.get("samples_spent")
@@ -106,7 +101,7 @@ REWARD = StepMetric("reward", reward_part("total"), "reward", "Mean reward")
 LOSS = StepMetric("loss", metric("loss"), "loss", "Loss")
 ACCURACY = StepMetric("accuracy", metric("accuracy"), "accuracy", "Accuracy", "share of the pairs ordered right")
 SPEED = StepMetric("tokens_per_second", speed, "tokens/s", "Speed", "tokens per second, whole step")
-GRADIENT = StepMetric("gradient_norm", gradient_norm, "gradient norm", "Gradient norm", "before clipping")
+GRADIENT = StepMetric("gradient_norm", metric("gradient_norm"), "gradient norm", "Gradient norm", "before clipping")
 LEARNING_RATE = StepMetric("learning_rate", metric("learning_rate"), "learning rate", "Learning rate")
 MARGIN = StepMetric("margin", metric("margin"), "margin", "Margin", "reward of chosen less that of rejected")
 CHOSEN_LOGP = StepMetric("chosen_logp", metric("chosen_logp"), "chosen", "log p of chosen", "nats per completion")

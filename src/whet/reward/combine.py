@@ -138,7 +138,6 @@ class RewardPart:
             "its name; 0 elsewhere"
         },
     )
-    adds_up: bool = True  # of a template: False for a penalty or a mere report, outside the sum of 1
 
     def __post_init__(self) -> None:
         if not isinstance(self.weight, int | float | Schedule):

@@ -70,11 +70,6 @@ class PartialFailure(RewardFailure):
         self.scores, self.failed = list(scores), list(failed)
 
 
-def one_line(text: str, length: int = EXCERPT) -> str:
-    """The beginning of a text, on one line."""
-    return " ".join(text[: 4 * length].split())[:length]
-
-
 def sample_name(prompt: Prompt, sample: Sample) -> str:
     """How errors refer to a sample: the prompt's id and the beginning of the completion."""
     return f"prompt {prompt.id!r}, completion {sample.completion[:EXCERPT]!r}"

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from types import FunctionType, ModuleType
 from typing import Any, Literal, NamedTuple
 
+from whet.data.gym import gym_dataset, reasoning_gym_package
 from whet.limit import Overrun, limited
 from whet.reward.answer import explicit_answers, normal_form
 from whet.types import Prompt, WhetError
@@ -61,7 +62,6 @@ class GymSource(NamedTuple):
 
     name: str
     seed: int
-    size: int
     settings: str  # JSON
     position: int
     literal: str | None  # the entry itself, where it can be written down
@@ -184,20 +184,19 @@ def _magnitude(exponent: ast.expr) -> float:
 
 def _source(prompt: Prompt) -> GymSource:
     origin = prompt.meta.get("gym")
-    if not isinstance(origin, Mapping) or not {"name", "seed", "size", "index"} <= set(origin):
+    if not isinstance(origin, Mapping) or not {"name", "seed", "index"} <= set(origin):
         raise WhetError(
             f"reward 'gym_answer' judges prompts of gym:NAME, and prompt {prompt.id!r} has no column `gym` that says "
             "where it comes from; use data.source=gym:NAME, or another reward"
         )
     settings = json.dumps(origin.get("settings") or {}, sort_keys=True)
-    numbers = (int(origin["seed"]), int(origin["size"]))
-    return GymSource(str(origin["name"]), *numbers, settings, int(origin["index"]), origin.get("entry"))
+    return GymSource(str(origin["name"]), int(origin["seed"]), settings, int(origin["index"]), origin.get("entry"))
 
 
 @functools.lru_cache(maxsize=512)
 def _entry(source: GymSource) -> Mapping[str, Any]:
     if source.literal is None:
-        return _dataset(*source[:4])[source.position]
+        return _dataset(*source[:3])[source.position]
     try:
         return ast.literal_eval(source.literal)
     except (ValueError, SyntaxError):
@@ -205,7 +204,7 @@ def _entry(source: GymSource) -> Mapping[str, Any]:
 
 
 def _dataset_of(source: GymSource) -> Any:
-    dataset = _dataset(*source[:4])
+    dataset = _dataset(*source[:3])
     members = getattr(dataset, "datasets", None)  # of the composite one, which only forwards
     return members[_dataset_name(_entry(source))] if isinstance(members, Mapping) else dataset
 
@@ -215,38 +214,9 @@ def _dataset_name(entry: Mapping[str, Any]) -> str:
 
 
 @functools.lru_cache(maxsize=64)
-def _dataset(name: str, seed: int, size: int, settings: str) -> Any:
+def _dataset(name: str, seed: int, settings: str) -> Any:
     """The dataset as it drew the prompt: its settings may matter to its verifier."""
-    factory, composite = _package()
-    config = json.loads(settings)
-    level = config.pop("level", None)
-    if name == "composite":
-        config["datasets"] = [
-            composite.DatasetSpec(row["name"], row.get("weight", 1.0), dict(row.get("config", {})))
-            for row in config["datasets"]
-        ]
-    try:
-        if level is None:
-            return factory.create_dataset(name, seed=seed, size=size, **config)
-        curriculum = factory.create_curriculum(name)
-        curriculum.set_global_level(level)
-        levelled = vars(curriculum.generate_configuration({"seed": seed, "size": size}))
-        return factory.create_dataset(name, **(levelled | config))
-    except Exception as error:
-        reason = " ".join(str(error).split())[:200]
-        raise WhetError(
-            f"reward 'gym_answer' cannot make gym:{name} with {settings}: {reason}; draw the prompts again with the "
-            "installed reasoning-gym"
-        ) from error
+    return gym_dataset(name, seed, json.loads(settings))
 
 
-@functools.cache
-def _package() -> tuple[Any, Any]:
-    try:
-        from reasoning_gym import composite, factory
-    except ImportError:
-        raise WhetError("reward 'gym_answer' needs reasoning-gym; run pip install 'whet[tasks]'") from None
-    return factory, composite
-
-
-gym_answer.prepare = _package  # type: ignore[attr-defined]
+gym_answer.prepare = reasoning_gym_package  # type: ignore[attr-defined]

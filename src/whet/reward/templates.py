@@ -6,7 +6,6 @@ part is the one that says whether a completion is right.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -14,8 +13,7 @@ from types import MappingProxyType
 from whet.reward.combine import Gate, RewardPart, Schedule
 from whet.types import WhetError, did_you_mean
 
-WEIGHT_ERROR = 1e-6  # how far from 1 the weights may add up, for rounding
-
+FORMAT, EXTRA = "agent_format", 0.2  # the part that may come first, and by how much
 
 TEMPLATES: Mapping[str, tuple[RewardPart, ...]] = MappingProxyType(
     {
@@ -58,43 +56,23 @@ DEFENCES_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 
 
-def template(name: str, weights: Mapping[str, float] | None = None) -> tuple[RewardPart, ...]:
-    """The parts of a kind of task; `weights` puts others in the place of its own, by the reward's name."""
+def template(name: str) -> tuple[RewardPart, ...]:
+    """The parts of a kind of task."""
     if name not in TEMPLATES:
         templates = ", ".join(sorted(TEMPLATES))
         raise WhetError(f"no reward template is called {name!r}{did_you_mean(name, TEMPLATES)}; there are {templates}")
-    parts = TEMPLATES[name]
-    names = [part.name for part in parts]
-    for key in weights or {}:
-        if key not in names:
-            raise WhetError(
-                f"template {name!r} has no part {key!r}{did_you_mean(key, names)}; it has {', '.join(names)}"
-            )
-    changed = tuple(replace(part, weight=(weights or {}).get(part.name, part.weight)) for part in parts)
-    check_sum(changed)
-    return changed
+    return TEMPLATES[name]
 
 
-def format_first(
-    parts: Sequence[RewardPart], extra: float = 0.2, until: float = 0.2, form: str = "agent_format"
-) -> tuple[RewardPart, ...]:
-    """The parts with the format's weight raised by `extra` at the start and back at its own when the share `until` of
+def format_first(parts: Sequence[RewardPart], until: float = 0.2) -> tuple[RewardPart, ...]:
+    """The parts with the format's weight raised by `EXTRA` at the start and back at its own when the share `until` of
     the training is done; the first part gives what the format takes, so that the sum stays 1."""
-    if form not in [part.name for part in parts[1:]]:
-        raise WhetError(f"no part {form!r} behind the first one; name the part that rewards the format")
-    if not 0 < until <= 1:
-        raise WhetError(f"the format comes first until {until} of the training; give a share in (0, 1]")
-    if not 0 <= extra <= parts[0].schedule.at(0.0):
-        raise WhetError(
-            f"the format would get {extra:g} more, and {parts[0].name!r} has {parts[0].schedule.at(0.0):g} to give; "
-            "give less"
-        )
-    moved = {parts[0].name: -extra, form: extra}
-    changed = tuple(
+    if FORMAT not in [part.name for part in parts[1:]]:
+        raise WhetError(f"no part {FORMAT!r} behind the first one; drop reward.format_first, or take another template")
+    moved = {parts[0].name: -EXTRA, FORMAT: EXTRA}
+    return tuple(
         replace(part, weight=_eased(part, moved[part.name], until)) if part.name in moved else part for part in parts
     )
-    check_sum(changed)
-    return changed
 
 
 def defended(
@@ -109,32 +87,18 @@ def defended(
     if taken:
         raise WhetError(f"{sorted(taken)[0]!r} is already a part; name each defence once")
     if not as_gates or not names:
-        return (*parts, *(RewardPart(name, weight, adds_up=False) for name in names))
+        return (*parts, *(RewardPart(name, weight) for name in names))
     if parts[0].gate is not None:
         raise WhetError(
             f"{parts[0].name!r} has a gate already, on {parts[0].gate.part!r}; add the defences as penalties"
         )
     gates = [Gate(name, least=0.0) for name in names]
     behind = zip(names, [*gates[1:], None], strict=True)
-    guards = [RewardPart(name, 0.0, gate=gate, adds_up=False) for name, gate in behind]
+    guards = [RewardPart(name, 0.0, gate=gate) for name, gate in behind]
     return (replace(parts[0], gate=gates[0]), *parts[1:], *guards)
-
-
-def check_sum(parts: Sequence[RewardPart]) -> None:
-    """Refuse weights that do not add up to 1 at some moment of the training."""
-    counted = [part for part in parts if part.adds_up]
-    for corner in sorted({position for part in counted for position, _ in part.schedule.points} | {0.0, 1.0}):
-        total = math.fsum(part.schedule.at(corner) for part in counted)
-        if abs(total - 1) > WEIGHT_ERROR:
-            summed = " + ".join(f"{part.name} {part.schedule.at(corner):g}" for part in counted)
-            raise WhetError(
-                f"the weights of a template must add up to 1, and at {corner:g} of the training they are "
-                f"{summed} = {total:.4g}; change another weight too"
-            )
 
 
 def _eased(part: RewardPart, amount: float, until: float) -> Schedule:
     """The weight changed by `amount` at the start and by nothing from `until` on."""
-    if not isinstance(part.weight, int | float):
-        raise WhetError(f"the weight of {part.name!r} has a schedule already; give it a plain weight")
+    assert isinstance(part.weight, int | float)
     return Schedule(((0.0, part.weight + amount), (until, part.weight)))

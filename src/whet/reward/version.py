@@ -67,7 +67,7 @@ def parts_version(parts: Sequence[RewardPart], *also: Any) -> RewardVersion:
     for part in parts:
         inner = _pieces(part.resolved_reward)
         for field in dataclasses.fields(part):
-            if field.name not in ("reward", "settings", "adds_up"):
+            if field.name not in ("reward", "settings"):
                 inner[field.name] = _value_text(getattr(part, field.name))
         pieces |= {f"{part.name}: {piece}": content for piece, content in inner.items()}
     pieces |= {f"also {number}": _value_text(value) for number, value in enumerate(also, start=1)}

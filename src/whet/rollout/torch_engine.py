@@ -57,7 +57,7 @@ class TorchEngine:
         self._lm = lm
         self._tokenizer = tokenizer
         self._stop = StopRule(
-            torch.tensor(sorted(end_tokens), dtype=torch.long), partial(_with_special_tokens, tokenizer)
+            torch.tensor(sorted(end_tokens), dtype=torch.long), partial(with_special_tokens, tokenizer)
         )
         self._context = context
         self._rows_per_batch = rows_per_batch or (1024 if lm.device.type == "cuda" else 512)
@@ -297,7 +297,8 @@ def samples_of(written: Sequence[DrawnCompletion], tokenizer: Any, version: int)
     return samples
 
 
-def _with_special_tokens(tokenizer: Any, tokens: list[int]) -> str:
+def with_special_tokens(tokenizer: Any, tokens: list[int]) -> str:
+    """The text of the tokens, special ones included."""
     # no method of the engine: one that is dropped must free its caches at once, not when cycles are collected
     return str(tokenizer.decode(tokens, skip_special_tokens=False))
 

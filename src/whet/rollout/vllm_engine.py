@@ -37,7 +37,7 @@ from whet.model.fast_path import FastPath
 from whet.rollout.decode_session import check_length
 from whet.rollout.expert_log import experts_of_engine
 from whet.rollout.scheduler import DrawnCompletion, StopRule
-from whet.rollout.torch_engine import samples_of
+from whet.rollout.torch_engine import samples_of, with_special_tokens
 from whet.rollout.weight_sync_check import PolicyMismatch, fingerprint
 from whet.types import Request, Sample, Sampling, StopReason, WhetError, did_you_mean
 
@@ -190,7 +190,7 @@ class VLLMEngine:
         self.dtype = policy.dtype if dtype == "auto" else DTYPES[dtype]
         self._tokenizer, self._context, self._version = tokenizer, min(context, max_length or context), 0
         self._stop = StopRule(
-            torch.tensor(sorted(end_tokens), dtype=torch.long), partial(_with_special_tokens, tokenizer)
+            torch.tensor(sorted(end_tokens), dtype=torch.long), partial(with_special_tokens, tokenizer)
         )
         self._ends = frozenset(map(int, end_tokens))
         packed = [name for name, weight in policy.model.named_parameters() if not weight.is_floating_point()]
@@ -427,10 +427,6 @@ def _late(sampling: Sampling) -> bool:
 
 def _takes(method: Any, name: str) -> bool:
     return name in inspect.signature(method).parameters
-
-
-def _with_special_tokens(tokenizer: Any, tokens: list[int]) -> str:
-    return str(tokenizer.decode(tokens, skip_special_tokens=False))
 
 
 def _shared_memory() -> str | None:

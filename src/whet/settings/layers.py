@@ -1,7 +1,4 @@
-"""From layers of plain values to a config: TOML and `--set` in, laid over one another, and checked.
-
-Names of version 0.1: errors say what to write instead, and configs of old run folders are translated.
-"""
+"""From layers of plain values to a config: TOML and `--set` in, laid over one another, and checked."""
 
 from __future__ import annotations
 
@@ -16,72 +13,6 @@ from whet.settings.files import readable_file, reading
 from whet.settings.foreign import OWN_MEANING, ROOTS, foreign_name
 from whet.settings.hostile import DEEPEST, refuse_hostile, shown, shown_path
 from whet.types import WhetError, nearest
-
-SINCE = "0.2"
-
-# of whet 0.1, whole sections last: the first that fits is the answer
-OLD_KEYS: Mapping[str, str] = {
-    "batch.lag": "batch.staleness",
-    "batch.tokens_per_pass": "batch.micro_batch_tokens",
-    "batch.passes_per_step": "batch.epochs_per_batch",
-    "data.every_reply": "data.every_completion",
-    "data.held_out": "eval.source",
-    "report.evaluate_every": "eval.every",
-    "report.evaluate_prompts": "eval.prompts",
-    "model.lora.matrices": "model.lora.target_modules",
-    "scorer.even_replies": "reward_model.even_completions",
-    "scorer": "reward_model",
-}
-OLD_COMPONENTS: Mapping[str, str] = {
-    "right_replies": "right_completions",
-    "truncate_reply": "truncate_sequence",
-    "whiten_replies": "whiten_completions",
-    "per_reply": "per_completion",
-}
-OLD_NUMBERS: Mapping[str, str] = {"max_lag": "max_staleness"}
-
-
-def old_name(path: str) -> str | None:
-    """The name since 0.2 of a key of 0.1; None for any other."""
-    for old, new in OLD_KEYS.items():
-        if path == old or path.startswith(f"{old}."):
-            return new + path[len(old) :]
-    return None
-
-
-def translated(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The config of a run folder that 0.1 wrote, in the keys of today; one of today comes back as it is."""
-    renamed: dict[str, Any] = {}
-
-    def place(path: str, value: Any) -> None:
-        *sections, key = path.split(".")
-        here = renamed
-        for section in sections:
-            here = here.setdefault(section, {})
-        if isinstance(value, Mapping) and isinstance(here.get(key), dict):
-            value = {**here[key], **value}
-        here[key] = value
-
-    def walk(table: Mapping[str, Any], prefix: str) -> None:
-        for key, value in table.items():
-            path = f"{prefix}{key}"
-            if isinstance(value, Mapping) and path not in ("objective", "data.settings", "data.columns"):
-                place(old_name(path) or path, {})
-                walk(value, f"{path}.")
-            elif path == "objective":
-                place(path, _translated_objective(value))
-            else:
-                place(old_name(path) or path, value)
-
-    walk(values, "")
-    return renamed
-
-
-def _translated_objective(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {OLD_NUMBERS.get(key, key): _translated_objective(inner) for key, inner in value.items()}
-    return OLD_COMPONENTS.get(value, value) if isinstance(value, str) else value
-
 
 Validated = TypeVar("Validated", bound=BaseModel)
 
@@ -120,7 +51,7 @@ def _unknown_keys(error: ValidationError | None) -> Iterator[str]:
     for mistake in error.errors() if error is not None else ():
         if mistake["type"] == "extra_forbidden":
             path, value = ".".join(map(str, mistake["loc"])), mistake["input"]
-            leaves = flattened(value) if isinstance(value, Mapping) and not old_name(path) else {}
+            leaves = flattened(value) if isinstance(value, Mapping) else {}
             yield from [f"{path}.{leaf}" for leaf in leaves] or [path]
 
 
@@ -138,8 +69,6 @@ def _unknown_text(kind: type[BaseModel], paths: Sequence[str]) -> str:
 
 
 def _unknown_key(kind: type[BaseModel], path: str, alone: bool = False) -> str:
-    if (new := old_name(path)) is not None:
-        return f"{path} is called {new} since {SINCE}"
     hint = foreign_hint(path, kind) or _near_key(kind, path, alone)
     if alone:
         return f"no key is called {path!r}{hint and f'; {hint}'}"

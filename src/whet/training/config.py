@@ -29,7 +29,7 @@ from whet.reward.sections import RewardSection, SandboxSection
 from whet.rollout.sections import SamplingSection
 from whet.settings.bounds import MOST_EPOCHS, MOST_HOURS, MOST_ROWS, MOST_SEED, MOST_STEPS
 from whet.settings.hostile import shown
-from whet.settings.layers import OLD_COMPONENTS, OLD_NUMBERS, SINCE, flattened, merged, read_toml, validated
+from whet.settings.layers import flattened, merged, read_toml, validated
 from whet.settings.sections import Listed, ObjectiveChanges, Section
 from whet.training.rates import CRITIC, DefaultChoice, adapter_rate, default_rate, default_warmup, published_rate
 from whet.training.sections import (
@@ -522,7 +522,6 @@ def _objective_changes(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
         if axis not in axes:  # refused with all other unknown keys
             changes[axis] = value
             continue
-        _refuse_old_component(axis, value)
         table = dict(value) if isinstance(value, Mapping) else {"kind": value}
         own = preset.components.get(axis)
         name: Any = table.get("kind", own.name if own else "")
@@ -536,18 +535,6 @@ def _objective_changes(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
         if table:
             changes[axis] = table["kind"] if list(table) == ["kind"] else table
     return changes
-
-
-def _refuse_old_component(axis: str, value: Any) -> None:
-    table = value if isinstance(value, Mapping) else {"kind": value}
-    name = table.get("kind")
-    if isinstance(name, str) and name in OLD_COMPONENTS:
-        raise WhetError(f"config: objective.{axis}={name} is called {OLD_COMPONENTS[name]} since {SINCE}")
-    for key in table:
-        if key in OLD_NUMBERS:
-            raise WhetError(
-                f"config: objective.{axis}.{key} is called objective.{axis}.{OLD_NUMBERS[key]} since {SINCE}"
-            )
 
 
 def _given(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

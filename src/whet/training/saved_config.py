@@ -12,7 +12,7 @@ from whet.data.benchmarks import BENCHMARKS
 from whet.data.choices import CHOICES
 from whet.data.source import MIX
 from whet.record.run_folder import CONFIG, LOCK, claimed_place, was_cut_off, write_atomically
-from whet.settings.layers import read_toml, translated
+from whet.settings.layers import read_toml
 from whet.training.config import Config, differing_keys, resolved, toml_text
 from whet.training.run_inputs import INPUTS, started_in
 from whet.types import WhetError
@@ -37,25 +37,15 @@ def read_config(folder: Path) -> Config:
     return resolved(str(values.get("method")), values)
 
 
-def refuse_resume_of_0_1(folder: Path) -> None:
-    """Raise where whet 0.1 wrote the run: its weights and records can be read, its training state cannot."""
-    values = read_toml(folder / CONFIG)
-    if translated(values) != values:
-        raise WhetError(
-            f"{folder}: whet 0.1 wrote this run, which this version cannot resume exactly; go on from its weights with "
-            f"`whet train {values.get('method')} --model {folder}`, or resume it with whet 0.1"
-        )
-
-
 def read_values(folder: Path) -> dict[str, Any]:
-    """The nested values of a run folder's config.toml, in today's keys; nothing where there is no such file.
+    """The nested values of a run folder's config.toml; nothing where there is no such file.
 
     What the run keeps in its own folder is found there, also after a move. Relative paths start where the run was
     started, also from another working directory.
     """
     if not (folder / CONFIG).is_file():
         return {}
-    values = translated(read_toml(folder / CONFIG))
+    values = read_toml(folder / CONFIG)
     for section, key, name in (("data", "source", ROWS), ("eval", "source", EVAL_ROWS), ("model", "name", START)):
         own = str(Path(str(values.get("folder", ""))) / name)
         if _table(values, section).get(key) == own and (folder / name).exists():

@@ -3,13 +3,12 @@
 import json
 import math
 import random
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from whet.pages.lab import __main__ as command
-from whet.pages.lab.page import experiment_named, experiments, packed, static_page, unpacked, written_tables
+from whet.pages.lab.page import experiment_named, experiments, static_page, unpacked, written_tables
 from whet.pages.render import ASSETS, TEMPLATES
 
 PAGE = Path(__file__).parents[3] / "docs" / "lab.html"
@@ -42,23 +41,11 @@ def test_the_command_writes_the_file_that_it_is_told(monkeypatch, tmp_path, caps
     calls = []
     monkeypatch.setattr(command, "rewrite_static_page", lambda path: calls.append(path) or "rewritten")
     monkeypatch.setattr(command, "write_static_page", lambda path, said: calls.append(path) or "written")
-    monkeypatch.setattr(command, "recompute_tables", lambda path, names, said: calls.append(names) or "computed")
-    for words in (["--keep-tables", str(tmp_path)], [str(tmp_path)], ["--keep-tables"], ["--only", "kl,gae"]):
+    for words in (["--keep-tables", str(tmp_path)], [str(tmp_path)], ["--keep-tables"]):
         monkeypatch.setattr("sys.argv", ["lab", *words])
         command.main()
-    assert calls == [tmp_path, tmp_path, PAGE, ["kl", "gae"]]
-    assert capsys.readouterr().out == "rewritten\nwritten\nrewritten\ncomputed\n"
-
-
-def test_tables_that_are_kept_are_not_computed_and_the_same_as_before():
-    experiment = replace(experiment_named("kl"), controls=experiment_named("kl").controls[2:])
-    settings = {"shift": 0.5, "width": 1.0}
-    measured = replace(experiment, table=lambda each: experiment_named("kl").table({**settings, **each}))
-    whole = packed([measured])
-    kept = {"kl": [unpacked(whole, table) for table in whole["experiments"][0]["tables"]]}
-    assert packed([replace(measured, table=None)], known=kept) == whole
-    titles = [line["name"] for line in kept["kl"][0]["charts"][0]["spec"]["series"]]
-    assert titles[:2] == ["k1", "k2"]
+    assert calls == [tmp_path, tmp_path, PAGE]
+    assert capsys.readouterr().out == "rewritten\nwritten\nrewritten\n"
 
 
 def stage(page):

@@ -3,11 +3,10 @@
 import math
 from dataclasses import replace
 
-import pytest
 import torch
 
 from tests.support.for_every import for_every
-from whet.record.metrics.pass_at_k import pass_rates
+from whet.tools.evaluation.measure import _attempts
 from whet.training.evaluate import Evaluator, eval_metrics
 from whet.training.step_metrics import group_counts, mean_rewards, outcome_lengths, uniform_share
 from whet.types import Group, Prompt, Sample, Sampling, StopReason
@@ -40,7 +39,7 @@ def test_branches_of_an_episode_count_as_one():
     branches = [replace(sample(1.0, length=length, right=1.0), episode="q#1") for length in (4, 6, 8)]
     groups = [Group(Prompt("q", (), "?"), (lone, *branches))]
     assert eval_metrics(groups) == {"accuracy": 0.5, "reward": 0.5, "completion_tokens": 4.0, "truncated": 0.0}
-    assert pass_rates(groups, 2) == {"pass@1": 0.5, "pass@2": 1.0}
+    assert [(attempt.outcome, attempt.tokens) for attempt in _attempts(groups[0], [])] == [(0.0, 2), (1.0, 18)]
 
 
 def test_an_unscorable_completion_is_not_a_right_one():
@@ -54,21 +53,11 @@ def test_accuracy_is_the_first_parts_whatever_comes_on_top():
     found = eval_metrics([Group(Prompt("q", (), "?"), samples)])
     assert found["accuracy"] == 0.5
     assert (found["reward"], found["right"], found["short"]) == (0.85, 0.5, 0.35)
-    assert pass_rates([Group(Prompt("q", (), "?"), samples)], 2) == {"pass@1": 0.5, "pass@2": 1.0}
 
 
 def test_a_graded_first_part_has_no_accuracy():
     samples = sample(0.5, close=0.5), sample(0.0, close=0.0)
     assert "accuracy" not in eval_metrics([Group(Prompt("q", (), "?"), samples)])
-
-
-def test_pass_at_k_is_the_unbiased_one():
-    found = pass_rates([group(1, 0, 0, 0), group(1, 1, 0, 0), group(0, 0, 0, 0)], 4)
-    assert list(found) == ["pass@1", "pass@2", "pass@4"]
-    assert found["pass@1"] == pytest.approx((0.25 + 0.5 + 0) / 3)
-    assert found["pass@2"] == pytest.approx((0.5 + (1 - 1 / 6) + 0) / 3)
-    assert found["pass@4"] == pytest.approx(2 / 3)
-    assert list(pass_rates([group(1, 0, 0)], 3)) == ["pass@1", "pass@2", "pass@3"]
 
 
 def test_counts():

@@ -148,21 +148,3 @@ def test_a_folder_that_was_emptied_meanwhile_is_said(tmp_path, monkeypatch):
     monkeypatch.setitem(PIPELINES, "emptying", Pipeline("emptying", "", CountingSettings, emptying_stages))
     with pytest.raises(WhetError, match=r"pipeline\.toml was deleted, moved or replaced .* start the pipeline again"):
         run_pipeline("emptying", {"folder": str(tmp_path / "run")})
-
-
-def test_a_folder_of_0_1_is_refused_with_the_way_on(tmp_path):
-    (tmp_path / "pipeline.toml").write_text('recipe = "spin"\nseed = 0\n')
-    with pytest.raises(WhetError, match=r"made by whet 0\.1, whose pipelines 0\.2 cannot continue; start it again"):
-        resume_pipeline(tmp_path)
-
-
-def test_a_folder_of_0_2_is_refused_in_one_line(counting, tmp_path):
-    layer = {"folder": str(tmp_path / "run")}
-    run = run_pipeline("counting", layer)
-    saved = run.folder / "01-count" / "stage.json"
-    values = json.loads(saved.read_text())
-    saved.write_text(json.dumps({key: value for key, value in values.items() if key != "format"}))
-    for go_on in (lambda: resume_pipeline(run.folder), lambda: run_pipeline("counting", layer)):
-        with pytest.raises(WhetError, match=r"made by whet 0\.2, whose pipelines cannot be continued; start it again"):
-            go_on()
-    assert saved.is_file() and not (run.folder / "replaced").exists()

@@ -11,8 +11,9 @@ import hashlib
 import hmac
 import json
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 from whet.envs.serve import responses, web, wire
 from whet.envs.serve.calls import CallRecord
@@ -22,8 +23,6 @@ from whet.envs.serve.wire import BadCall, CallRequest, ServedCompletions
 
 KEEP_ALIVE = 5.0  # seconds between the comments that keep a stream open
 BODY_SECONDS = 60.0  # for a request to arrive
-Parse = Callable[[Any], CallRequest]
-Answer = Callable[[CallRequest, ServedCompletions, str], dict[str, Any]]
 
 
 def require_server() -> None:
@@ -78,101 +77,14 @@ class HttpEndpoint:
             headers = {"Retry-After": "1"} if error.status in (429, 503) else {}
             return web.json_response(error.body, error.status, headers)
 
-        async def read(request: Any, parse: Parse, body: Any = None) -> tuple[CallRecord, CallRequest]:
-            record = self._admitted(request)
-            call = parse(wire.parse_body(await _body(request)) if body is None else body)
-            if not self._any_model and call.model not in ("", self._model):
-                raise BadCall(
-                    f"the model {call.model[:100]!r} is not served; there is {self._model!r}", status=404, param="model"
-                )
-            return record, call
+        def route(path: str, method: str, respond: Callable[[Any], Awaitable[Any]]) -> web.Route:
+            async def handle(request: Any) -> Any:
+                try:
+                    return await respond(request)
+                except BadCall as error:
+                    return refused(error)
 
-        async def answered(
-            request: Any, parse: Parse, whole: Answer, events: Callable[[CallRequest], Events], body: Any = None
-        ) -> Any:
-            try:
-                record, call = await read(request, parse, body)
-                job = self._queue.submit(record, call)
-                name = call.model or self._model
-                if call.stream:
-                    return web.event_response(_streamed(job, name, events(call)))
-                return web.json_response(whole(call, await _awaited(request, job), name))
-            except BadCall as error:
-                return refused(error)
-
-        async def chat(request: Any) -> Any:
-            return await answered(request, wire.parse_chat, wire.chat_json, wire.ChatEvents)
-
-        async def respond(request: Any) -> Any:
-            parse, whole = responses.parse_responses, responses.response_json
-            return await answered(request, parse, whole, responses.ResponseEvents)
-
-        async def generate(request: Any) -> Any:
-            try:
-                record, call = await read(request, wire.parse_generate)
-                result = await _awaited(request, self._queue.submit(record, call))
-                return web.json_response(wire.generate_json(call, result, call.model or self._model))
-            except BadCall as error:
-                return refused(error)
-
-        async def complete(request: Any) -> Any:
-            """What follows a text; or, with `prompt_logprobs`, the log-probabilities of given tokens."""
-            try:
-                self._admitted(request)
-                body = wire.parse_body(await _body(request))
-            except BadCall as error:
-                return refused(error)
-            if body.get("prompt_logprobs") is None:
-                parse, whole = wire.parse_completion, wire.completion_json
-                return await answered(request, parse, whole, wire.CompletionEvents, body)
-            try:
-                asked = wire.parse_score(body)
-                if not self._any_model and asked.model not in ("", self._model):
-                    raise BadCall(f"the model {asked.model[:100]!r} is not served", status=404, param="model")
-                scores = await asyncio.wrap_future(self._queue.submit_score(asked).future)
-                return web.json_response(wire.score_json(asked, scores, asked.model or self._model))
-            except BadCall as error:
-                return refused(error)
-
-        async def take_reward(request: Any) -> Any:
-            """The reward of an episode."""
-            try:
-                record = self._admitted(request)
-                if not record.name:
-                    raise BadCall("this token belongs to no episode, so there is nothing to reward", status=404)
-                body = wire.parse_body(await _body(request))
-                problems: list[str] = []
-                report = wire.reported_reward(body, problems.append)
-                if report is None:
-                    raise BadCall(problems[0], param="reward")
-                record.score(*report)
-                return web.json_response({"episode": record.name, "reward": record.reward})
-            except BadCall as error:
-                return refused(error)
-
-        async def models(request: Any) -> Any:
-            try:
-                self._admitted(request)
-                return web.json_response({"object": "list", "data": [self._card()]})
-            except BadCall as error:
-                return refused(error)
-
-        async def model(request: Any) -> Any:
-            try:
-                self._admitted(request)
-                asked = request.path_params["name"]
-                if asked != self._model and not self._any_model:
-                    raise BadCall(f"the model {asked[:100]!r} is not served; there is {self._model!r}", status=404)
-                return web.json_response({**self._card(), "id": asked})
-            except BadCall as error:
-                return refused(error)
-
-        async def health(request: Any) -> Any:
-            try:
-                self._check_host(request)
-                return web.json_response({"status": "ok"})
-            except BadCall as error:
-                return refused(error)
+            return path, handle, method
 
         async def unknown(request: Any, error: Any = None) -> Any:
             there = ", ".join(f"{method} {path}" for path, _, method in routes[:5])
@@ -180,17 +92,70 @@ class HttpEndpoint:
                 BadCall(f"there is no {request.method} {request.url.path[:100]}; there is {there}", status=404)
             )
 
-        routes: tuple[web.Route, ...] = (
-            ("/v1/chat/completions", chat, "POST"),
-            ("/inference/v1/generate", generate, "POST"),
-            ("/v1/completions", complete, "POST"),
-            ("/v1/responses", respond, "POST"),
-            ("/v1/episode/reward", take_reward, "POST"),
-            ("/v1/models", models, "GET"),
-            ("/v1/models/{name:path}", model, "GET"),
-            ("/health", health, "GET"),
+        routes = (
+            route("/v1/chat/completions", "POST", partial(self._written, CHAT)),
+            route("/inference/v1/generate", "POST", partial(self._written, GENERATE)),
+            route("/v1/completions", "POST", self._complete),
+            route("/v1/responses", "POST", partial(self._written, RESPONSES)),
+            route("/v1/episode/reward", "POST", self._take_reward),
+            route("/v1/models", "GET", self._models),
+            route("/v1/models/{name:path}", "GET", self._model_card),
+            route("/health", "GET", self._health),
         )
         return web.make_app(routes, unknown)
+
+    async def _written(self, api: Api, request: Any, body: Any = None) -> Any:
+        """Completions, as an API asks for them and is told of them."""
+        record = self._admitted(request)
+        call = api.parse(wire.parse_body(await _body(request)) if body is None else body)
+        self._check_model(call.model)
+        job, name = self._queue.submit(record, call), call.model or self._model
+        if call.stream:
+            return web.event_response(_streamed(job, name, api.events(call)))
+        return web.json_response(api.whole(call, await _awaited(request, job), name))
+
+    async def _complete(self, request: Any) -> Any:
+        """What follows a text; or, with `prompt_logprobs`, the log-probabilities of given tokens."""
+        self._admitted(request)
+        body = wire.parse_body(await _body(request))
+        if body.get("prompt_logprobs") is None:
+            return await self._written(COMPLETIONS, request, body)
+        asked = wire.parse_score(body)
+        self._check_model(asked.model)
+        scores = await asyncio.wrap_future(self._queue.submit_score(asked).future)
+        return web.json_response(wire.score_json(asked, scores, asked.model or self._model))
+
+    async def _take_reward(self, request: Any) -> Any:
+        """The reward of an episode."""
+        record = self._admitted(request)
+        if not record.name:
+            raise BadCall("this token belongs to no episode, so there is nothing to reward", status=404)
+        problems: list[str] = []
+        report = wire.reported_reward(wire.parse_body(await _body(request)), problems.append)
+        if report is None:
+            raise BadCall(problems[0], param="reward")
+        record.score(*report)
+        return web.json_response({"episode": record.name, "reward": record.reward})
+
+    async def _models(self, request: Any) -> Any:
+        self._admitted(request)
+        return web.json_response({"object": "list", "data": [self._card()]})
+
+    async def _model_card(self, request: Any) -> Any:
+        self._admitted(request)
+        asked = request.path_params["name"]
+        self._check_model(asked)
+        return web.json_response({**self._card(), "id": asked})
+
+    async def _health(self, request: Any) -> Any:
+        self._check_host(request)
+        return web.json_response({"status": "ok"})
+
+    def _check_model(self, asked: str) -> None:
+        if not self._any_model and asked not in ("", self._model):
+            raise BadCall(
+                f"the model {asked[:100]!r} is not served; there is {self._model!r}", status=404, param="model"
+            )
 
     def _card(self) -> dict[str, Any]:
         card: dict[str, Any] = {"id": self._model, "object": "model", "created": 0, "owned_by": "whet"}
@@ -238,6 +203,20 @@ class Events(Protocol):
     def end(self, result: ServedCompletions, model: str, streamed: Mapping[int, int]) -> list[str]:
         """What is left when all is written, `streamed` characters of each choice having been told."""
         ...
+
+
+class Api(NamedTuple):
+    """How one API asks for completions, and is told of them."""
+
+    parse: Callable[[Any], CallRequest]
+    whole: Callable[[CallRequest, ServedCompletions, str], dict[str, Any]]
+    events: Callable[[CallRequest], Events]  # of a stream
+
+
+CHAT = Api(wire.parse_chat, wire.chat_json, wire.ChatEvents)
+COMPLETIONS = Api(wire.parse_completion, wire.completion_json, wire.CompletionEvents)
+GENERATE = Api(wire.parse_generate, wire.generate_json, wire.ChatEvents)  # which never streams
+RESPONSES = Api(responses.parse_responses, responses.response_json, responses.ResponseEvents)
 
 
 async def _streamed(job: Job, model: str, events: Events) -> AsyncIterator[str]:

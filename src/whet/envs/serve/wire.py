@@ -7,17 +7,16 @@ A request that cannot be served as it stands raises `BadCall`, one line for the 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from whet.data.rows import DEEPEST, require_shallow
 from whet.settings.hostile import shown
 from whet.types import Message, is_finite_number
 
 MOST_BYTES = 8 * 2**20  # of a request's body
-MOST_DEPTH = 64  # of nested JSON
 MOST_CHOICES = 16
 MOST_STOPS = 16
 LONGEST_STOP = 256  # characters
@@ -130,26 +129,16 @@ def parse_body(body: bytes) -> dict[str, Any]:
 
 def _check_tree(value: Any) -> None:
     """Nesting that others' code may walk recursively, and text that can be encoded."""
-    level = [value]
-    for _ in range(MOST_DEPTH):
-        below: list[Any] = []
-        for member in level:
-            if isinstance(member, dict):
-                below += member.keys()
-                below += member.values()
-            elif isinstance(member, list):
-                below += member
-            elif isinstance(member, str) and not member.isascii():
-                try:
-                    member.encode()
-                except UnicodeEncodeError:
-                    raise BadCall("a text of the body holds half a surrogate pair; give valid Unicode") from None
-            elif isinstance(member, float) and not math.isfinite(member):
-                raise BadCall("a number of the body is not finite")
-        if not below:
-            return
-        level = below
-    raise BadCall(f"the body is nested deeper than {MOST_DEPTH} levels")
+    try:
+        require_shallow(value)
+    except ValueError:
+        raise BadCall(f"the body is nested deeper than {DEEPEST} levels") from None
+    try:
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except UnicodeEncodeError:
+        raise BadCall("a text of the body holds half a surrogate pair; give valid Unicode") from None
+    except ValueError:
+        raise BadCall("a number of the body is not finite") from None
 
 
 def parse_chat(body: Mapping[str, Any]) -> CallRequest:

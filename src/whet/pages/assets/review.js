@@ -21,7 +21,6 @@
     for (const card of cards) {
       const row = byId.get(card.dataset.id), known = store && store.getItem(key(row.id));
       if (known) Object.assign(row, JSON.parse(known));
-      if (row.mark === 'bad') row.mark = 'wrong';  // what an earlier version called it
       noteOf(card).value = row.note || '';
       show(card, row.mark);
     }

@@ -24,7 +24,7 @@ from whet.pages.run_charts import Envelopes, SeriesPoints, step_columns
 from whet.record.evaluations import with_size
 from whet.record.health.finding import FindingSpan, recorded_finding
 from whet.record.health.registry import current_spans
-from whet.record.log import METRICS, SUMMARY, EvalRecord, in_todays_names
+from whet.record.log import METRICS, SUMMARY, EvalRecord
 from whet.record.rows import ThinnedLog
 from whet.record.run import RunRecord, StepTotals
 from whet.record.run_folder import is_locked, status_of
@@ -286,7 +286,6 @@ def parsed_line(text: bytes) -> StepReport | EvalRecord | None:
         return None
     if not isinstance(line, dict) or not _is_step(line.get("step")):
         return None
-    line = in_todays_names(line)
     if isinstance(line.get("eval"), str):
         took = _numbers(line.get("seconds")).get("evaluate", 0.0)
         size = line["size"] if _is_step(line.get("size")) else 0
@@ -346,7 +345,7 @@ def _read_summary(path: Path, state: FileState | None) -> tuple[dict[str, Any], 
         return {}, f"{SUMMARY} is not JSON: it was damaged, or is being written."
     if not isinstance(summary, dict):
         return {}, f"{SUMMARY} does not hold an object."
-    return checked_summary(in_todays_names(summary)), ""
+    return checked_summary(summary), ""
 
 
 def checked_summary(summary: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whet.pages.board.files import LONGEST, GrowingLog, last_lines, line_at, open_file
-from whet.record.log import in_todays_names
 from whet.record.tokens import VALUES, recorded_tokens
 
 MOST_SAMPLES = 2_000_000  # that are kept track of
@@ -204,7 +203,7 @@ def parsed_sample(text: bytes) -> dict[str, Any] | None:
         return None
     if not isinstance(line, dict) or type(line.get("step")) is not int or not 0 <= line["step"] < 2**53:
         return None
-    return in_todays_names(line)
+    return line
 
 
 def _number(value: Any) -> float:

@@ -1,20 +1,18 @@
 """`python -m whet.pages.lab` writes docs/lab.html afresh: about six minutes of one core.
 
-With `--keep-tables` only what stands around the tables is written anew, in seconds; with `--only kl,groups` the tables
-of these experiments too. A last argument is another file.
+With `--keep-tables` only what stands around the tables is written anew, in seconds. A last argument is another file.
 """
 
 import argparse
 import sys
 from pathlib import Path
 
-from whet.pages.lab.page import recompute_tables, rewrite_static_page, write_static_page
+from whet.pages.lab.page import rewrite_static_page, write_static_page
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keep-tables", action="store_true")
-    parser.add_argument("--only", default="", help="experiments, with commas between them")
     parser.add_argument("path", type=Path, nargs="?", default=Path(__file__).parents[4] / "docs" / "lab.html")
     options = parser.parse_args()
 
@@ -23,8 +21,6 @@ def main() -> None:
 
     if options.keep_tables:
         print(rewrite_static_page(options.path))
-    elif options.only:
-        print(recompute_tables(options.path, options.only.split(","), said))
     else:
         print(write_static_page(options.path, said=said))
 

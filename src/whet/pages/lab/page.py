@@ -12,7 +12,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -72,19 +72,13 @@ class ValuePool:
         return self._numbers[text]
 
 
-def packed(
-    experiments: Iterable[Experiment],
-    said: Callable[[str], None] = lambda _: None,
-    known: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
-) -> dict[str, Any]:
-    """All tables over all grids, computed but for those that are `known`. `said` hears of each experiment."""
+def packed(experiments: Iterable[Experiment], said: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+    """All tables over all grids. `said` hears of each experiment."""
     columns, frames, charts, notes = (ValuePool() for _ in range(4))
     written = []
     for experiment in experiments:
         tables = []
-        tables_known = (known or {}).get(experiment.name)
-        records = (experiment.table(settings).record() for settings in experiment.grid())
-        for record in map(dict, tables_known) if tables_known else records:
+        for record in (experiment.table(settings).record() for settings in experiment.grid()):
             drawn = [_packed_chart(each, columns, frames, charts) for each in record.pop("charts")]
             tables.append([notes.number(record), *drawn])
         written.append({**experiment.record(), "tables": tables})
@@ -150,17 +144,6 @@ def written_tables(page: str) -> Mapping[str, Any]:
 def write_static_page(path: Path, said: Callable[[str], None] = lambda _: None) -> Path:
     """Compute every table and write the page."""
     return write_atomically(path, static_page(packed(experiments(), said)))
-
-
-def recompute_tables(path: Path, names: Collection[str], said: Callable[[str], None] = lambda _: None) -> Path:
-    """The page with the tables of these experiments computed anew, and those of the others as they are."""
-    record = written_tables(path.read_text(encoding="utf-8"))
-    kept = {
-        held["name"]: [unpacked(record, table) for table in held["tables"]]
-        for held in record["experiments"]
-        if held["name"] not in names
-    }
-    return write_atomically(path, static_page(packed(experiments(), said, kept)))
 
 
 def rewrite_static_page(path: Path) -> Path:

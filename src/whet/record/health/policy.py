@@ -11,7 +11,7 @@ from statistics import fmean, median
 from whet.record.health.finding import HealthFinding, note, problem
 from whet.record.health.history import FLAT_STEPS, LASTING, RECENT, TREND_STEPS, History, entropy, finite, score
 from whet.record.health.rule import ALL_KINDS, HealthRule
-from whet.record.run_kinds import gradient_norm
+from whet.record.run_kinds import metric
 from whet.record.text import number, percent
 
 NARROW = 0.05  # half-width of a band below which most ratios are meant to leave it
@@ -151,8 +151,8 @@ def _leapt(history: History) -> bool:
 
 def _gradient_spike(history: History) -> HealthFinding | None:
     # a step without signal has norm 0: it says nothing about what is typical
-    earlier = [norm for norm in finite(map(gradient_norm, history.steps[-21:-1])) if norm > 0]
-    norm = gradient_norm(history.steps[-1]) or 0.0
+    earlier = [norm for norm in finite(map(metric("gradient_norm"), history.steps[-21:-1])) if norm > 0]
+    norm = history.steps[-1].metrics.get("gradient_norm") or 0.0
     if history.solved:  # most groups agree then, and the few that do not weigh much
         return None
     if len(earlier) < 2 * RECENT or not norm > SPIKE * max(earlier) or not _leapt(history):
@@ -169,7 +169,7 @@ def _gradient_spike(history: History) -> HealthFinding | None:
 
 def _no_gradient(history: History) -> HealthFinding | None:
     """Completions differ in what they earn, and nothing of it reaches the weights."""
-    norms = finite(map(gradient_norm, history.steps[-RECENT:]))
+    norms = finite(map(metric("gradient_norm"), history.steps[-RECENT:]))
     rates, uniform = history.metric("learning_rate"), history.metric("uniform_groups")
     if len(norms) < RECENT or max(norms) > 0 or (uniform and max(uniform) > 0.999):
         return None
@@ -186,8 +186,8 @@ def _no_gradient(history: History) -> HealthFinding | None:
 
 def _huge_gradient(history: History) -> HealthFinding | None:
     """The norm has grown a thousandfold and stays there; its size alone is the method's own affair."""
-    first = [norm for norm in finite(map(gradient_norm, history.steps[:TREND_STEPS])) if norm > 0]
-    norms = finite(map(gradient_norm, history.steps[-RECENT:]))
+    first = [norm for norm in finite(map(metric("gradient_norm"), history.steps[:TREND_STEPS])) if norm > 0]
+    norms = finite(map(metric("gradient_norm"), history.steps[-RECENT:]))
     if len(history.steps) < TREND_STEPS + RECENT or len(norms) < RECENT or len(first) < RECENT or history.doing_well:
         return None
     if min(norms) <= HUGE * (typical := median(first)):

@@ -10,7 +10,6 @@ from statistics import fmean, variance
 
 from whet.record.metrics.intervals import IntervalEstimate, share_estimate
 from whet.record.metrics.selection import majority, sizes
-from whet.types import Group, by_episode
 
 
 @dataclass(frozen=True)
@@ -82,15 +81,6 @@ def vote_curve(
         values = [majority(row, answers_of_prompt, n) for row, answers_of_prompt in zip(outcomes, answers, strict=True)]
         points.append(_sized(values, attempts, n))
     return tuple(points)
-
-
-def pass_rates(groups: Sequence[Group], num_samples: int) -> dict[str, float]:
-    """pass@k by name, the mean over groups; k: 1, 2, 4, ... and all. Branches of an episode are one attempt."""
-    right = [
-        sum(all(sample.outcome == 1.0 for sample in attempt) for attempt in by_episode(group.samples))
-        for group in groups
-    ]
-    return {f"pass@{k}": fmean(pass_at_k(count, num_samples, k) for count in right) for k in sizes(num_samples)}
 
 
 def _sized(values: Sequence[float], attempts: int, n: int) -> SizedEstimate:

@@ -6,7 +6,7 @@ import re
 
 from whet.data.gold import after_hashes, boxed
 from whet.reward.answer import after_phrase, after_thinking, explicit_answers, final_part, normal_form, tagged
-from whet.reward.defences.reading import FENCED, Kind, defence_score, hard_answers, thinking
+from whet.reward.defences.reading import FENCED, hard_answers, thinking
 from whet.types import Prompt
 
 TAG = re.compile(
@@ -19,10 +19,9 @@ ROLE = re.compile(
 )
 
 
-def mark_spam(prompt: Prompt, completion: str, *, kind: Kind = "penalty", most_marks: int = 3) -> float:
+def mark_spam(prompt: Prompt, completion: str, *, most_marks: int = 3) -> float:
     """A penalty: 0, or -1 where more than `most_marks` boxes, or answer tags, or answers after #### stand in the final
-    part, whatever they hold (as a gate: 1, or 0). Headings are no marks. A gold answer that is a list allows as many
-    as it has parts."""
+    part, whatever they hold. Headings are no marks. A gold answer that is a list allows as many as it has parts."""
     text = FENCED.sub(" ", final_part(completion))
     gold = len(re.split(r",(?!\d{3}\b)|;", str(prompt.answer))) if prompt.answer is not None else 1
     counts = (
@@ -31,24 +30,24 @@ def mark_spam(prompt: Prompt, completion: str, *, kind: Kind = "penalty", most_m
         len(after_hashes(text)),
         len(after_phrase(text)),
     )
-    return defence_score(float(max(counts) > max(most_marks, gold)), kind)
+    return 0.0 - float(max(counts) > max(most_marks, gold))
 
 
-def broken_tags(prompt: Prompt, completion: str, *, kind: Kind = "penalty") -> float:
+def broken_tags(prompt: Prompt, completion: str) -> float:
     """A penalty: 0, or -1 where tags nest in themselves, close what is not open, come again after the answer, or
-    imitate the turns of a conversation (as a gate: 1, or 0).
+    imitate the turns of a conversation.
 
     A first </think> without its <think> passes: many templates open it in the prompt. So does an unfinished last one.
     """
     text = FENCED.sub(" ", completion)
-    return defence_score(float(ROLE.search(text) is not None or _is_tangled(text)), kind)
+    return 0.0 - float(ROLE.search(text) is not None or _is_tangled(text))
 
 
-def answer_in_thinking(prompt: Prompt, completion: str, *, kind: Kind = "penalty") -> float:
-    """A penalty: 0, or -1 where the thinking is finished and marks an answer, and what follows it gives none
-    (as a gate: 1, or 0). A text that goes on to explain in words, or calls a tool, passes."""
+def answer_in_thinking(prompt: Prompt, completion: str) -> float:
+    """A penalty: 0, or -1 where the thinking is finished and marks an answer, and what follows it gives none. A text
+    that goes on to explain in words, or calls a tool, passes."""
     if "</think>" not in completion:
-        return defence_score(0.0, kind)
+        return 0.0
     rest = after_thinking(completion)
     thought = thinking(completion)
     marked = hard_answers(thought) or after_hashes(thought) or tagged(completion.rpartition("</think>")[0])
@@ -61,7 +60,7 @@ def answer_in_thinking(prompt: Prompt, completion: str, *, kind: Kind = "penalty
     said = {normal_form(word) for word in re.findall(r"[^\s$*]+", rest)}
     repeated = any(normal_form(answer) in said for answer in marked)
     blank = len(re.findall(r"\w+", rest)) < 3
-    return defence_score(float(bool(marked) and silent and not repeated and (blank or pointing is not None)), kind)
+    return 0.0 - float(bool(marked) and silent and not repeated and (blank or pointing is not None))
 
 
 def _is_tangled(text: str) -> bool:

@@ -15,7 +15,7 @@ import html
 import re
 import unicodedata
 
-from whet.reward.defences.reading import FENCED, Kind, defence_score
+from whet.reward.defences.reading import FENCED
 from whet.types import Prompt
 
 ABOUT_MARKUP = re.compile(
@@ -147,20 +147,20 @@ MIXED_NUMBER = re.compile(
 )
 
 
-def hidden_text(prompt: Prompt, completion: str, *, kind: Kind = "penalty") -> float:
-    """A penalty: 0, or -1 where the completion holds what no reader sees (as a gate: 1, or 0): characters without
-    width or place, ones that turn the direction of a line, marks piled on one letter, words in markup that is not
-    shown (comments, styles, attributes, phantoms, folded parts), words far below the end, and encoded text.
+def hidden_text(prompt: Prompt, completion: str) -> float:
+    """A penalty: 0, or -1 where the completion holds what no reader sees: characters without width or place, ones that
+    turn the direction of a line, marks piled on one letter, words in markup that is not shown (comments, styles,
+    attributes, phantoms, folded parts), words far below the end, and encoded text.
 
     Characters are judged by what Unicode says of them. Joiners pass where a script or an emoji needs them; markup
     passes inside a code block and where the question is about it. What the prompt itself contains may be repeated.
     """
     question = prompt.question()
-    return defence_score(float(_has_invisible(completion, question) or hides_markup(completion, question)), kind)
+    return 0.0 - float(_has_invisible(completion, question) or hides_markup(completion, question))
 
 
-def look_alikes(prompt: Prompt, completion: str, *, kind: Kind = "penalty") -> float:
-    """A penalty: 0, or -1 where letters or digits stand in for others that look the same (as a gate: 1, or 0).
+def look_alikes(prompt: Prompt, completion: str) -> float:
+    """A penalty: 0, or -1 where letters or digits stand in for others that look the same.
 
     That is a word of Latin letters with a foreign twin among them, a foreign word made of twins alone in a Latin
     text, styled or wide letters and digits, digits of a script the text is not written in, and numbers with letters
@@ -173,7 +173,7 @@ def look_alikes(prompt: Prompt, completion: str, *, kind: Kind = "penalty") -> f
     words += _styled(completion)
     words += [match[0] for match in MIXED_NUMBER.finditer(completion) if _is_false_number(match[0])]
     words += _foreign_twins(completion)
-    return defence_score(float(any(word not in question for word in words)), kind)
+    return 0.0 - float(any(word not in question for word in words))
 
 
 def _has_invisible(completion: str, question: str) -> bool:

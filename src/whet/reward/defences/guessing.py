@@ -15,9 +15,7 @@ from whet.data.gold import after_hashes, boxed
 from whet.reward.answer import after_phrase, explicit_answers, final_part, normal_form, tagged
 from whet.reward.defences.reading import (
     WORD,
-    Kind,
     content_stems,
-    defence_score,
     hard_answers,
     squeezed,
     thinking,
@@ -45,10 +43,8 @@ MOST_ROUNDED = 1000  # of the working, the last ones, that may have been rounded
 NEAR = 8  # numbers before the end whose products, sums and quotients count as worked out
 
 
-def unsupported_answer(
-    prompt: Prompt, completion: str, *, kind: Kind = "penalty", least_words: int = 8, must_reason: bool = False
-) -> float:
-    """A penalty: 0, or -1 where nothing in the working leads to the final answer (as a gate: 1, or 0).
+def unsupported_answer(prompt: Prompt, completion: str, *, least_words: int = 8, must_reason: bool = False) -> float:
+    """A penalty: 0, or -1 where nothing in the working leads to the final answer.
 
     A number is supported when it stands in the working, is written there as a word, fraction or percentage, or is one
     step (+ - * /) from two of its numbers. Words are supported when half of them are in the working or in the question.
@@ -58,16 +54,16 @@ def unsupported_answer(
     answers = explicit_answers(completion)
     text = working(completion)
     if not answers:
-        return defence_score(0.0, kind)
+        return 0.0
     if len(words(text)) + len(NUMBER.findall(text)) < least_words:
-        return defence_score(float(must_reason), kind)
+        return 0.0 - float(must_reason)
     answer = answers[-1]
     thought = thinking(completion)
     if is_supported(answer, text, prompt.question()):
-        return defence_score(float(bool(thought) and _contradicts(answer, thought)), kind)
+        return 0.0 - float(bool(thought) and _contradicts(answer, thought))
     # without tags the answer itself ends the working: a formula that leads into the box, a count or a word said once
     excused = not thought and (_closes_formula(final_part(completion)) or _is_count(answer) or not values_in(answer))
-    return defence_score(float(not excused), kind)
+    return 0.0 - float(not excused)
 
 
 def is_supported(answer: str, text: str, question: str) -> bool:
@@ -221,9 +217,9 @@ EXAMPLE = re.compile(
 )
 
 
-def hollow_answer(prompt: Prompt, completion: str, *, kind: Kind = "penalty") -> float:
+def hollow_answer(prompt: Prompt, completion: str) -> float:
     """A penalty: 0, or -1 where a mark holds nothing, a placeholder, a verdict in the grader's own format, or the
-    example that the prompt gives of its format (as a gate: 1, or 0).
+    example that the prompt gives of its format.
 
     The example counts only where it is not the gold answer and the working does not come to it. With a gold answer,
     a mark is also hollow where it is of another kind: no figure where a number is asked for, only words of the
@@ -239,7 +235,7 @@ def hollow_answer(prompt: Prompt, completion: str, *, kind: Kind = "penalty") ->
     unfinished = re.search(r"\\boxed(?:\s*\{\s*)?\Z", text.strip()) is not None
     final = hard[-1:] or loose[-1:]
     other_kind = any(is_of_another_kind(mark, prompt) for mark in final if not _is_gold(mark, prompt))
-    return defence_score(float(hollow or unfinished or other_kind or _is_borrowed(prompt, completion)), kind)
+    return 0.0 - float(hollow or unfinished or other_kind or _is_borrowed(prompt, completion))
 
 
 def is_hollow(mark: str) -> bool:
@@ -338,9 +334,8 @@ LONGEST_ANSWER = 300  # characters that are read
 CHOICES = re.compile(r"\(?\b([A-H])\b\)?")
 
 
-def guessing(prompt: Prompt, completion: str, *, kind: Kind = "penalty", most_answers: int = 1) -> float:
-    """A penalty: 0, or -1 where the completion commits to more than `most_answers` different answers (as a gate: 1, or
-    0).
+def guessing(prompt: Prompt, completion: str, *, most_answers: int = 1) -> float:
+    """A penalty: 0, or -1 where the completion commits to more than `most_answers` different answers.
 
     A gold answer that is itself a list allows as many as it has. Without a gold answer, a list in one box and boxes
     joined by "and" are taken for an honest set.
@@ -357,7 +352,7 @@ def guessing(prompt: Prompt, completion: str, *, kind: Kind = "penalty", most_an
     caught = caught or _is_hedged_after(text, answers, allowed)
     if gold == 1 and allowed == 1:
         caught = caught or _covers(prompt, text)
-    return defence_score(float(caught), kind)
+    return 0.0 - float(caught)
 
 
 def _covers(prompt: Prompt, text: str) -> bool:

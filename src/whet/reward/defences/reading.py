@@ -1,16 +1,13 @@
-"""A completion as the defences read it: thinking, working, sentences, words; and how a suspicion counts."""
+"""A completion as the defences read it: thinking, working, sentences, words."""
 
 from __future__ import annotations
 
 import re
-from typing import Literal
 
 from whet.data.gold import boxed
 from whet.reward.answer import tagged
 from whet.reward.repetition import UNSPACED, without_marks
-from whet.types import Prompt, WhetError
-
-Kind = Literal["penalty", "gate"]
+from whet.types import Prompt
 
 FENCED = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)
 MARKUP = re.compile(
@@ -35,13 +32,6 @@ STOP_WORDS = word_set(
     "you your our his her she all any each some one give compute find write ist der die das ein eine und wie que "
     "los las les des est une qual quel quelle cual por para con del dans sur com uma"
 )
-
-
-def defence_score(suspicion: float, kind: Kind) -> float:
-    """A suspicion in [0, 1] as a score: minus it for a penalty, 1 minus it for a gate."""
-    if kind not in ("penalty", "gate"):
-        raise WhetError(f"a defence of kind {kind!r} is asked for; give penalty (0 to -1) or gate (1 to 0)")
-    return 1.0 - suspicion if kind == "gate" else 0.0 - suspicion
 
 
 def whole_prompt(prompt: Prompt) -> str:

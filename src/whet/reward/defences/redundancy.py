@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from whet.data.tool_syntax import ToolCall, call_of, parsed_calls
-from whet.reward.defences.reading import Kind, defence_score, prose, sentences, terms, word_set, words
+from whet.reward.defences.reading import prose, sentences, terms, word_set, words
 from whet.reward.repetition import echoed_share, looped_share, repeated_sentence_share
 from whet.types import Prompt
 
@@ -46,12 +46,11 @@ def padding(
     prompt: Prompt,
     completion: str,
     *,
-    kind: Kind = "penalty",
     most_repeated: float = 0.3,
     most_stock: float = 0.5,
     least_density: float = 0.16,
 ) -> float:
-    """A penalty: 0 down to -1, the lower the more of the completion is filler (as a gate: 1 to 0).
+    """A penalty: 0 down to -1, the lower the more of the completion is filler.
 
     Filling is the share above `most_repeated` of words in sentences or in rows of eight words said before, or of
     characters in long runs of one; or 1 where over half of the text circles among a few words, where more than
@@ -67,7 +66,7 @@ def padding(
         or density(completion) < least_density
     ):
         suspicion = 1.0
-    return defence_score(min(suspicion, 1.0), kind)
+    return 0.0 - min(suspicion, 1.0)
 
 
 def _counted_sentences(completion: str) -> tuple[list[tuple[str, int]], int]:
@@ -158,11 +157,9 @@ class Call:
     after_error: bool = False  # the tool had just reported a failure
 
 
-def redundant_calls(
-    prompt: Prompt, completion: str, *, kind: Kind = "penalty", most_calls: int = 8, each_extra: float = 0.05
-) -> float:
+def redundant_calls(prompt: Prompt, completion: str, *, most_calls: int = 8, each_extra: float = 0.05) -> float:
     """A penalty: minus the share of calls that repeat an earlier one, `each_extra` for each call above `most_calls`
-    added up to half, -1 at most (as a gate: 1 minus the same).
+    added up to half, -1 at most.
 
     Equal are calls that ask for the same, whatever their order, case and spacing: flags, running numbers, other verbs
     for "get", other orders of words or terms, and the tail of an address make no new call. Code that does nothing
@@ -171,9 +168,9 @@ def redundant_calls(
     """
     calls = tool_calls_of(completion)
     if not calls:
-        return defence_score(0.0, kind)
+        return 0.0
     extra = min(each_extra * max(len(calls) - most_calls, 0), 0.5)
-    return defence_score(min(num_repeats(calls) / len(calls) + extra, 1.0), kind)
+    return 0.0 - min(num_repeats(calls) / len(calls) + extra, 1.0)
 
 
 def num_repeats(calls: list[Call]) -> int:

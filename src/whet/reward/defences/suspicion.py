@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from whet.reward.defences.reading import FENCED, Kind, content_stems, defence_score, prose, whole_prompt
+from whet.reward.defences.reading import FENCED, content_stems, prose, whole_prompt
 from whet.reward.repetition import without_marks
 from whet.types import Prompt
 
@@ -48,16 +48,16 @@ class SentenceModel:
         return self.bias + sum(value * self.weights[feature] for feature, value in features(question_stems, sentence))
 
 
-def suspect_sentences(prompt: Prompt, completion: str, *, kind: Kind = "penalty", threshold: float = 0.0) -> float:
-    """A penalty: 0, or -1 where a small classifier takes a sentence for words to a grader or praise of the reply
-    (as a gate: 1, or 0). `threshold` is added to the trained one: above 0 for fewer alarms, below 0 for more.
+def suspect_sentences(prompt: Prompt, completion: str, *, threshold: float = 0.0) -> float:
+    """A penalty: 0, or -1 where a small classifier takes a sentence for words to a grader or praise of the reply.
+    `threshold` is added to the trained one: above 0 for fewer alarms, below 0 for more.
 
     It goes by likeness to the corpora it was trained on, and errs in both directions: its rates are in its file. Beside
     a judge it is not needed: a judge cuts such sentences before it marks.
     """
     model = sentence_model()
     limit = model.threshold if prompt.answer is None else model.checked_threshold
-    return defence_score(float(suspicion(prompt, completion) > limit + threshold), kind)
+    return 0.0 - float(suspicion(prompt, completion) > limit + threshold)
 
 
 def suspicion(prompt: Prompt, completion: str) -> float:

@@ -26,9 +26,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
-from whet.model.server_client import RefusedQuestion, RemoteServer, Retryable, check_url
+from whet.model.server_client import RefusedQuestion, RemoteServer, Retryable, check_url, one_line
 from whet.protocols import Engine
-from whet.reward.failure import one_line
 from whet.threads import in_threads
 from whet.types import Message, Request, Sampling, WhetError
 

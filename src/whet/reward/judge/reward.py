@@ -10,9 +10,10 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from whet.model.server_client import one_line
 from whet.protocols import Reward
 from whet.reward.answer import after_thinking
-from whet.reward.failure import EXCERPT, PartialFailure, RewardFailure, one_line, unscorable
+from whet.reward.failure import EXCERPT, PartialFailure, RewardFailure, unscorable
 from whet.reward.judge.asides import without_asides
 from whet.reward.judge.ask import (
     AnswerCache,

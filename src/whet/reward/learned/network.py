@@ -22,8 +22,8 @@ from whet.model.causal_lm import CausalLM, takes_positions
 from whet.model.load import device_choice
 from whet.model.pretrained import quiet_transformers
 from whet.model.scalar_head import ScalarModel
+from whet.model.server_client import one_line
 from whet.model.token_logp import packs
-from whet.reward.failure import one_line
 from whet.types import Prompt, WhetError
 
 logger = logging.getLogger(__name__)

@@ -6,12 +6,10 @@ The part of a score that is only length.
 from __future__ import annotations
 
 import inspect
-import json
 import logging
-from collections import Counter, defaultdict, deque
-from collections.abc import Hashable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -21,26 +19,14 @@ from whet.record.metrics.reward_model import standardized
 from whet.reward.learned.ensemble_reward import EnsembleReward, EnsembleSettings, check_choice
 from whet.reward.learned.members import Scale, head_scales, warn_of_scales
 from whet.reward.learned.network import Network, read_network
-from whet.types import Prompt, Sample, WhetError, did_you_mean, is_finite_number
+from whet.types import Prompt, Sample, WhetError, did_you_mean
 
 
-@dataclass(frozen=True)
-class LengthFit:
-    """How much of a score is length: `slope` a token, around `center` tokens."""
-
-    slope: float = 0.0
-    center: float = 0.0
-
-    def without_length(self, score: float, length: int) -> float:
-        """A score less what its length alone earned."""
-        return score - self.slope * (length - self.center)
-
-
-def length_fit(lengths: Sequence[float], scores: Sequence[float], groups: Sequence[Hashable]) -> LengthFit:
-    """slope = SUM (l - l_g)(s - s_g) / SUM (l - l_g)^2, with l_g and s_g the means of the row's group.
+def length_slope(lengths: Sequence[float], scores: Sequence[float], groups: Sequence[Hashable]) -> float:
+    """SUM (l - l_g)(s - s_g) / SUM (l - l_g)^2, with l_g and s_g the means of the row's group: what a token earns.
 
     Within groups, because a harder question has longer answers and other scores without either being the cause of
-    the other. Slope 0 where lengths do not vary.
+    the other. 0 where lengths do not vary.
     """
     members: dict[Hashable, list[int]] = defaultdict(list)
     for row, group in enumerate(groups):
@@ -51,61 +37,13 @@ def length_fit(lengths: Sequence[float], scores: Sequence[float], groups: Sequen
         mean_score = sum(scores[row] for row in rows) / len(rows)
         together += sum((lengths[row] - mean_length) * (scores[row] - mean_score) for row in rows)
         spread += sum((lengths[row] - mean_length) ** 2 for row in rows)
-    if not lengths or spread < 1e-9:
-        return LengthFit()
-    return LengthFit(together / spread, sum(lengths) / len(lengths))
-
-
-@dataclass(frozen=True)
-class Example:
-    """One row of the data a slope is fitted on: a completion to be scored, or a length with its score."""
-
-    group: str
-    prompt: Prompt | None = None
-    completion: str = ""
-    length: float = 0.0
-    score: float = 0.0
-
-
-def length_examples(file: str) -> list[Example]:
-    """JSON lines of {prompt, completion}, or of {length, score} and, where several belong together, {group}."""
-    try:
-        lines = Path(file).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise WhetError(
-            f"length_fit: {file} cannot be read ({error}); give 'running' or a file of JSON lines"
-        ) from None
-    examples = [_example(line, f"{file}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
-    if len(examples) < 2:
-        raise WhetError(f"length_fit: {file} has {len(examples)} rows; give at least 2, and better hundreds")
-    return examples
-
-
-def _example(line: str, place: str) -> Example:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError:
-        raise WhetError(f"{place} is not JSON; write one object a line") from None
-    if isinstance(row, Mapping) and is_finite_number(row.get("length")) and is_finite_number(row.get("score")):
-        return Example(str(row.get("group", row.get("prompt", ""))), length=row["length"], score=row["score"])
-    if (
-        isinstance(row, Mapping)
-        and isinstance(row.get("completion"), str)
-        and isinstance(row.get("prompt"), str | list)
-    ):
-        value = row["prompt"]
-        messages = () if isinstance(value, str) else tuple(value)
-        prompt = Prompt(place, messages, value if isinstance(value, str) else None)
-        return Example(json.dumps(value), prompt, row["completion"])
-    raise WhetError(f"{place} has neither `prompt` and `completion` nor `length` and `score`; give one of these pairs")
+    return together / spread if spread >= 1e-9 else 0.0
 
 
 logger = logging.getLogger(__name__)
 
 Output = Literal["auto", "raw", "probability"]
 ScaleChoice = Literal["auto", "plain"]
-RUNNING = "running"
-FEWEST = 32  # completions before a running slope is trusted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,19 +55,11 @@ class LearnedSettings(EnsembleSettings):
     scale: ScaleChoice = "auto"  # of several members: each one's own, as saved with it; plain: scores as they are
     length_slope: float = 0.0  # what a token earns by itself, to be taken off
     length_center: float = 0.0  # tokens: the length that keeps its score
-    length_fit: str = ""  # "running", or a file of JSON lines: fit both
-    length_window: int = 2000  # completions a running fit remembers
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice(self.output, Output, f"output of reward {self.name!r}")
         check_choice(self.scale, ScaleChoice, f"scale of reward {self.name!r}")
-        if self.length_fit and (self.length_slope or self.length_center):
-            raise WhetError(
-                f"reward {self.name!r} has both length_fit and a given slope or center; drop one: a fit replaces them"
-            )
-        if self.length_window < FEWEST:
-            raise WhetError(f"reward {self.name!r} has length_window={self.length_window}; give at least {FEWEST}")
 
 
 def learned(**settings: Any) -> Learned:
@@ -148,31 +78,17 @@ class Learned(EnsembleReward[LearnedSettings]):
     """One score per completion: the combined output of the classifiers, less what its length alone would earn.
 
     The heads of one model are members like the models of several folders; several are put on one scale first, where
-    each knows its own. None for a conversation that is longer than a model's context. With `length_fit="running"` a
-    score depends on the completions before it; what was seen is saved with each checkpoint.
+    each knows its own. None for a conversation that is longer than a model's context.
     """
 
     says_right = False  # its scores have no value that stands for a right answer
-    unversioned = (*EnsembleReward.unversioned, "length_window")
+    deterministic = True
 
     def __init__(self, settings: LearnedSettings) -> None:
         super().__init__(settings)
         self._networks: list[tuple[Network, list[int]]] = []
         self._scales: list[Scale] | None = None
         self._is_warned = False
-        self._fit = LengthFit(settings.length_slope, settings.length_center)
-        self._seen: deque[tuple[float, float, str]] = deque(maxlen=settings.length_window)
-        self._call = 0
-
-    @property
-    def deterministic(self) -> bool:
-        """False where a score depends on the completions before it."""
-        return self.settings.length_fit != RUNNING
-
-    @property
-    def fit(self) -> LengthFit:
-        """What is taken off for length at the moment."""
-        return self._fit
 
     def prepare(self) -> None:
         """Load the models, once."""
@@ -191,42 +107,19 @@ class Learned(EnsembleReward[LearnedSettings]):
             self._scales = known
         if len(scales) == 1 and self.settings.ensemble != "mean":
             logger.warning("reward %r: ensemble=%s of a single member is its score", self.name, self.settings.ensemble)
-        if self.settings.length_fit not in ("", RUNNING):
-            self._fit = self._fit_of_file(self.settings.length_fit)
 
     def __call__(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[float | None]:
         self.prepare()
         completions = [sample.completion for sample in samples]
         scores = self._score(prompts, completions)
-        if not self._takes_length_off:
+        slope, center = self.settings.length_slope, self.settings.length_center
+        if not slope:
             return scores
-        lengths = self._lengths(completions)
-        if self.settings.length_fit == RUNNING:
-            self._remember(prompts, lengths, scores)
+        lengths = [len(self._networks[0][0].text_tokens(completion)) for completion in completions]
         return [
-            None if score is None else self._fit.without_length(score, length)
+            None if score is None else score - slope * (length - center)
             for score, length in zip(scores, lengths, strict=True)
         ]
-
-    @property
-    def _takes_length_off(self) -> bool:
-        return bool(self.settings.length_fit or self.settings.length_slope)
-
-    def state(self) -> dict[str, Any]:
-        """What the scores to come depend on, as JSON."""
-        if self.settings.length_fit != RUNNING:
-            return {}
-        return {
-            "seen": [list(seen) for seen in self._seen],
-            "call": self._call,
-            "fit": [self._fit.slope, self._fit.center],
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved `state`."""
-        if state:
-            self._seen.extend((score, length, group) for score, length, group in state["seen"])
-            self._call, self._fit = state["call"], LengthFit(*state["fit"])
 
     def _score(self, prompts: Sequence[Prompt], completions: Sequence[str]) -> list[float | None]:
         by_network = [self._outputs(network, labels, prompts, completions) for network, labels in self._networks]
@@ -272,32 +165,6 @@ class Learned(EnsembleReward[LearnedSettings]):
         one_by_one = len(network.labels) == 1 or head_scales(config) is not None
         several = one_by_one or config.problem_type == "multi_label_classification"
         return torch.sigmoid(logits[chosen]) if several else torch.softmax(logits, -1)[chosen]
-
-    def _lengths(self, completions: Sequence[str]) -> list[int]:
-        network = self._networks[0][0]
-        return [len(network.text_tokens(completion)) for completion in completions]
-
-    def _remember(self, prompts: Sequence[Prompt], lengths: Sequence[int], scores: Sequence[float | None]) -> None:
-        """Refit with the completions of this call; those of one prompt and call are a group."""
-        self._call += 1
-        counts = Counter(prompt.id for prompt in prompts)
-        grouped = max(counts.values(), default=1) > 1
-        for prompt, length, score in zip(prompts, lengths, scores, strict=True):
-            if score is not None:
-                self._seen.append((length, score, f"{self._call}/{prompt.id}" if grouped else str(self._call)))
-        if len(self._seen) >= FEWEST:
-            self._fit = length_fit(*zip(*self._seen, strict=True))
-
-    def _fit_of_file(self, file: str) -> LengthFit:
-        examples = length_examples(file)
-        asked = [(example.prompt, example.completion) for example in examples if example.prompt is not None]
-        known = [(example.length, example.score, example.group) for example in examples if example.prompt is None]
-        if asked:
-            prompts, completions = [prompt for prompt, _ in asked], [completion for _, completion in asked]
-            groups = [example.group for example in examples if example.prompt is not None]
-            scored = zip(self._lengths(completions), self._score(prompts, completions), groups, strict=True)
-            known += [(length, score, group) for length, score, group in scored if score is not None]
-        return length_fit(*zip(*known, strict=True))
 
 
 def _joined(outputs: Sequence[list[float] | None]) -> list[float] | None:

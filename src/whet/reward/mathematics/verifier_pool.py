@@ -24,6 +24,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from whet.threads import num_cores
 from whet.types import WhetError
 
 logger = logging.getLogger(__name__)
@@ -210,11 +211,6 @@ def _answer(connection: Connection[Any, Any]) -> tuple[Any] | None:
         return (json.loads(connection.recv_bytes()),) if connection.poll() else None
     except (EOFError, OSError, ValueError):
         return None
-
-
-def num_cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 POOL = MathPool()  # one for the whole process

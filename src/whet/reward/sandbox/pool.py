@@ -38,7 +38,7 @@ from whet.reward.sandbox.requirement import (
     required_isolation,
     tell_isolation,
 )
-from whet.threads import Thread, side_by_side
+from whet.threads import Thread, num_cores, side_by_side
 from whet.types import WhetError
 
 logger = logging.getLogger(__name__)
@@ -589,10 +589,3 @@ def shared_sandbox(workers: int = 0, preload: tuple[str, ...] = ()) -> Sandbox:
 @functools.lru_cache(maxsize=8)  # on its own: with defaults, equal calls would count as different
 def _shared_pool(workers: int, preload: tuple[str, ...]) -> Sandbox:
     return Sandbox(workers, preload)
-
-
-def num_cores() -> int:
-    """The cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -11,7 +11,6 @@ from whet.data.prompts import demonstrations_from, prompts_from
 from whet.data.source import TRAIN, parse_source, read_rows
 from whet.data.tasks import demonstrations
 from whet.data.usable import without
-from whet.record.metrics.pass_at_k import pass_rates
 from whet.reward.combine import RewardPart
 from whet.rollout.collect import Score
 from whet.rollout.episode_runner import tell_failures
@@ -231,12 +230,9 @@ def _unscored(prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[Samp
     return list(samples)
 
 
-def group_metrics(groups: Sequence[Group], num_samples: int, by: str = "") -> dict[str, float]:
-    """Metrics of scored groups, with pass@k where there are several samples per prompt."""
-    metrics = eval_metrics(groups, by)
-    if num_samples > 1 and "accuracy" in metrics:
-        metrics.update(pass_rates(groups, num_samples))
-    return {"prompts": float(len(groups)), **metrics}
+def group_metrics(groups: Sequence[Group], by: str) -> dict[str, float]:
+    """Metrics of scored groups."""
+    return {"prompts": float(len(groups)), **eval_metrics(groups, by)}
 
 
 def sample_completions(

@@ -29,6 +29,7 @@ from whet.protocols import Engine
 from whet.record.metrics.eval_summary import CUT, FORCED, Attempt, EvalSummary, summarized
 from whet.record.metrics.reward_model import token_confidence
 from whet.reward.answer import final_answer, final_part, normal_form
+from whet.reward.combine import RewardPart
 from whet.reward.format import is_visible
 from whet.reward.safety import is_refusal
 from whet.rollout.collect import play_ahead, score_groups
@@ -509,17 +510,6 @@ class MeasuredModel:
         return [(group.prompt.id, group.prompt.question()) for group in self.groups]
 
 
-def group_summary(groups: Sequence[Group], by: str = "") -> EvalSummary:
-    """Summarize groups that were drawn elsewhere: accuracy, curves, calibration and lengths, with intervals."""
-    labels = [str(group.prompt.meta[by]) for group in groups] if by else []
-    return summarized([_attempts(group, []) for group in groups], labels)
-
-
-def group_outcomes(groups: Sequence[Group]) -> tuple[tuple[float, ...], ...]:
-    """[prompts][samples] of outcomes of groups that were drawn elsewhere."""
-    return tuple(tuple(attempt.outcome for attempt in _attempts(group, [])) for group in groups)
-
-
 def completion_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
     """What a file of completions holds, one row per completion."""
     return [
@@ -551,15 +541,20 @@ class EvalSetup:
     evaluator: Evaluator
 
 
-def prepared(config: EvaluationConfig, plan: EvalPlan, runtime: Runtime | None = None) -> EvalSetup:
-    """`runtime` is that of the same model on another task."""
+def prepared(
+    config: EvaluationConfig,
+    plan: EvalPlan,
+    runtime: Runtime | None = None,
+    rewards: Sequence[RewardPart] | None = None,
+) -> EvalSetup:
+    """`runtime` is that of the same model on another task; `rewards` stand for those of the config."""
     plan.check(config)
     if plan.longest:
         sampling = config.sampling.model_copy(update={"max_new_tokens": plan.longest})
         config = config.model_copy(update={"sampling": sampling})
     if plan.style.plain and config.data.as_chat == AUTO:
         config = config.model_copy(update={"data": config.data.model_copy(update={"as_chat": False})})
-    return EvalSetup(config, plan, *eval_setup(config, style=plan.style, runtime=runtime))
+    return EvalSetup(config, plan, *eval_setup(config, rewards, style=plan.style, runtime=runtime))
 
 
 def measured(setup: EvalSetup, out: Path, on_progress: OnProgress, tell: Callable[[str], None]) -> MeasuredModel:
@@ -597,7 +592,7 @@ def measured(setup: EvalSetup, out: Path, on_progress: OnProgress, tell: Callabl
         task=config.eval.source or config.data.source,
         groups=tuple(groups),
         attempts=tuple(attempts),
-        metrics={**group_metrics(groups, 1, by), **_curve_ends(summary)},
+        metrics={**group_metrics(groups, by), **_curve_ends(summary)},
         summary=summary,
         facts=eval_facts(config, setup.runtime, evaluator),
         temperature=config.sampling.temperature if plan.samples > 1 else 0.0,

@@ -19,6 +19,7 @@ from whet.tools.pipelines.distill import DISTILL
 from whet.tools.pipelines.iterative_dpo import ITERATIVE_DPO
 from whet.tools.pipelines.library import STAGE_KINDS
 from whet.tools.pipelines.library.entry import StageEntry
+from whet.tools.pipelines.overoptimization import OVEROPTIMIZATION
 from whet.tools.pipelines.phased import PHASED
 from whet.tools.pipelines.r1 import R1, R1_ZERO
 from whet.tools.pipelines.rejection_sampling import REJECTION
@@ -103,6 +104,7 @@ PIPELINES: dict[str, Pipeline] = {
         RLAIF,
         SELF_REWARDING,
         CONSTITUTIONAL,
+        OVEROPTIMIZATION,
         FROM_FILE,
     )
 }

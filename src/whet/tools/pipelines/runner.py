@@ -36,7 +36,6 @@ from whet.tools.pipelines.stages import (
     StagePlan,
     print_line,
     read_json_lines,
-    refuse_other_format,
     run_with_progress,
     unchanged_stages,
 )
@@ -121,10 +120,9 @@ def run_pipeline(name: str, *layers: Mapping[str, Any], command: str = "") -> Pi
             before = read_toml(folder / SETTINGS)
             if before.get("pipeline") != pipeline.name:
                 raise WhetError(
-                    f"{folder} already holds a pipeline {before.get('pipeline', before.get('recipe'))!r}; "
+                    f"{folder} already holds a pipeline {before.get('pipeline')!r}; "
                     f"`whet resume {folder}`, or give another --folder"
                 )
-            refuse_other_format(folder)
             _write_start(folder, settings, command)
             return _run(pipeline, stages, folder)
     before_config = (INPUTS, f".{INPUTS}", COMMAND, f".{COMMAND}", f".{SETTINGS}")
@@ -180,9 +178,6 @@ def resume_pipeline(
         if value is not None and value != []:
             raise WhetError(f"{flag} has no effect on a pipeline, which continues where it stopped; drop it")
     values = read_toml(path / SETTINGS)
-    if "recipe" in values:
-        raise WhetError(f"{path} was made by whet 0.1, whose pipelines 0.2 cannot continue; start it again")
-    refuse_other_format(path)
     pipeline, resolved, stages = _planned(str(values.get("pipeline")), {**values, "folder": str(path)})
     start_pipeline_sandbox(resolved)
     with locked(path):

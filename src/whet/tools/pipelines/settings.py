@@ -179,8 +179,8 @@ def can_evaluate(settings: PipelineSettings) -> bool:
 def own_data(settings: PipelineSettings) -> dict[str, Any]:
     """The pipeline's prompts as a training's config takes them: what was given, and has an effect."""
     values = settings.data.model_dump(exclude_defaults=True)
-    idle = {path.partition(".")[2] for path in idle_data_keys(settings.data)}
-    return {key: value for key, value in values.items() if key not in idle}
+    idle = idle_data_keys(settings.data)
+    return {key: value for key, value in values.items() if f"data.{key}" not in idle}
 
 
 def sampling_config(

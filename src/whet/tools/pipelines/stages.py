@@ -33,7 +33,6 @@ from whet.record.text import number as number_text
 from whet.types import Prompt, RunFailed, Sample, StepReport, WhetError
 
 RESULT, STARTED = "stage.json", "started.json"
-FORMAT = 2  # of what a stage leaves for others; 0.2 had none
 REPLACED = "replaced"  # folder of what stages left behind that ran again with other inputs
 Item = TypeVar("Item")
 
@@ -160,13 +159,12 @@ def run_stages(stages: Sequence[Stage], folder: Path, observer: ProgressPrinter)
                 observer.stage_replaced(stage, replaced)
             observer.stage_started(number, len(stages), stage)
             own_folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(own_folder / STARTED, json.dumps({"format": FORMAT, "fingerprint": fingerprint}) + "\n")
+            write_atomically(own_folder / STARTED, json.dumps({"fingerprint": fingerprint}) + "\n")
             start = time.monotonic()
             result = stage.work(own_folder, dict(finished))
             done = FinishedStage(own_folder, dict(result), time.monotonic() - start)
             saved = {
                 "name": stage.name,
-                "format": FORMAT,
                 "fingerprint": fingerprint,
                 "settings": stage.settings,
                 "result": done.result,
@@ -179,17 +177,6 @@ def run_stages(stages: Sequence[Stage], folder: Path, observer: ProgressPrinter)
         if done.result.get("stop_reason"):
             break
     return finished
-
-
-def refuse_other_format(folder: Path) -> None:
-    """Refuse a folder whose stages an older whet left: they hold other files than the stages of now read."""
-    for path in (*folder.glob(f"*/{RESULT}"), *folder.glob(f"*/{STARTED}")):
-        try:
-            saved = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue  # damaged: said when the stage is read
-        if isinstance(saved, dict) and saved.get("format") != FORMAT:
-            raise WhetError(f"{folder} was made by whet 0.2, whose pipelines cannot be continued; start it again")
 
 
 def _cleared(place: Path, fingerprint: str) -> Path | None:

@@ -20,14 +20,13 @@ from whet.types import WhetError
 RUN = "run"  # a training stage's run folder
 
 
-def train_run(folder: Path, method: str, config: Mapping[str, Any], callbacks: Any = None) -> Mapping[str, Any]:
+def train_run(folder: Path, method: str, config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Train in this stage's folder, or resume what is there; the eval metrics before and after, as JSON.
 
     A run that is there and has fewer steps than the config is extended.
     """
     run_folder = folder / RUN
     line = ProgressLine("      training", sys.stdout)
-    observers = [line] if callbacks is None else callbacks
     try:
         if (run_folder / CONFIG).exists():
             wanted = int(config.get("steps", 0))
@@ -35,9 +34,9 @@ def train_run(folder: Path, method: str, config: Mapping[str, Any], callbacks: A
             if is_finished(run_folder) and longer is None:
                 summary = read_summary(run_folder)
                 return {"before": summary.get("before") or {}, "after": summary.get("after") or {}}
-            run = api.resume(run_folder, steps=longer, callbacks=observers, console=False)
+            run = api.resume(run_folder, steps=longer, callbacks=[line], console=False)
         else:
-            run = api.train(method, config={**config, "folder": str(run_folder)}, callbacks=observers, console=False)
+            run = api.train(method, config={**config, "folder": str(run_folder)}, callbacks=[line], console=False)
     finally:
         line.clear()
     if run.status == "interrupted":

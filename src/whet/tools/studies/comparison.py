@@ -247,21 +247,13 @@ def result_of(folder: Path, label: str, seed: int, link: str) -> MethodRun:
         # start-up apart: the imports of a process would be counted against its first run
         seconds=sum(took for phase, took in run.seconds().items() if phase != "start_up"),
         folder=link,
-        eval_size=_eval_size(run.summary),
+        eval_size=int(run.summary.get("eval_size", 0)),
         scores={last.metric: last.scores} if last is not None and last.step else {},
     )
 
 
 def _metrics(values: Mapping[str, float | None] | None) -> dict[str, float]:
     return {name: float(value) for name, value in (values or {}).items() if value is not None}
-
-
-def _eval_size(summary: Mapping[str, Any]) -> int:
-    """Prompts or rows that a run was evaluated on; 0: unknown. Older runs have the number in words only."""
-    if "eval_size" in summary:
-        return int(summary["eval_size"])
-    stated = re.search(r"(\d+) (?:held[ -]out|eval)", str((summary.get("facts") or {}).get("data", "")))
-    return int(stated[1]) if stated else 0
 
 
 def compare_runs(folders: Sequence[str | Path], command: str = "") -> MethodComparison:

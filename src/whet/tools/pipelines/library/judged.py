@@ -158,7 +158,7 @@ def with_known_scores(rows: Sequence[JudgedRow], start: Sequence[JudgedRow]) -> 
 
 def length_slope(start: Sequence[JudgedRow]) -> float:
     """What the judge gives a completion of the start policy for one token more, within prompts."""
-    from whet.reward.learned.outcome import length_fit
+    from whet.reward.learned.outcome import length_slope as slope_of
 
     known = [
         (length, score, row["id"])
@@ -166,7 +166,7 @@ def length_slope(start: Sequence[JudgedRow]) -> float:
         for length, score in zip(row["tokens"], row[JUDGE], strict=True)
         if score is not None
     ]
-    return length_fit(*zip(*known, strict=True)).slope if known else 0.0
+    return slope_of(*zip(*known, strict=True)) if known else 0.0
 
 
 def rate_text(rate: WinRate | None) -> str:

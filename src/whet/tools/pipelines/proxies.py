@@ -1,4 +1,4 @@
-"""The over-optimisation study's rewards, gold and proxy, and the recorder of scores and KL at every step.
+"""Rewards of the over-optimisation pipeline: the true score, a learned one, and how far the policy has gone.
 
 All scores are standardised on the completions of the start policy, so that they can be drawn on one axis, combined by
 an ensemble and weighed against a KL.
@@ -6,15 +6,12 @@ an ensemble and weighed against a KL.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
-from statistics import fmean
 from typing import Any, Literal
 
 from whet.record.metrics.reward_model import ensemble_score
-from whet.types import Group, Prompt, Sample, StepReport
+from whet.types import Group, Prompt, Sample
 
 Combination = Literal["single", "mean", "worst", "mean_minus_variance"]
 MICRO_BATCH_TOKENS = 16_384
@@ -25,36 +22,46 @@ def combined(opinions: Sequence[float], how: Combination, penalty: float) -> flo
     return ensemble_score(opinions, "mean" if how == "single" else how, variance_weight=penalty)
 
 
-class GoldReward:
-    """Mean log-probability per token under a model that was taught right workings, standardised."""
+class FrozenModelReward:
+    """What a frozen model's log-probability of a completion comes to."""
 
-    name = "gold"
     limits_itself = True
     deterministic = True
 
-    def __init__(self, model: str, mean: float, spread: float) -> None:
-        self._model, self._mean, self._spread = model, mean, spread
-
-    @property
-    def made_of(self) -> Mapping[str, Any]:
-        """What the reward's fingerprint depends on."""
-        return {"model": self._model, "mean": self._mean, "spread": self._spread}
+    def __init__(
+        self, name: str, model: str, temperature: float, value: Callable[[Sample, float], float], **made_of: float
+    ) -> None:
+        self.name, self._model, self._temperature, self._value = name, model, temperature, value
+        self.made_of: Mapping[str, Any] = {"model": model, "temperature": temperature, **made_of}
 
     @cached_property
-    def _judge(self) -> Callable[[Sequence[Sample]], Any]:
-        return completion_logp(self._model, 1.0)
+    def _logp(self) -> Callable[[Sequence[Sample]], Any]:
+        return completion_logp(self._model, self._temperature)
 
     def __call__(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[float | None]:
-        sums = self._judge(samples)
+        sums = self._logp(samples)
         return [
-            (float(total) / sample.num_actions - self._mean) / self._spread if sample.num_actions else None
+            self._value(sample, float(total)) if sample.num_actions else None
             for total, sample in zip(sums, samples, strict=True)
         ]
 
 
-def gold_score(*, model: str, mean: float = 0.0, spread: float = 1.0) -> GoldReward:
-    """The true score of the study, as a reward."""
-    return GoldReward(model, mean, spread)
+def gold_score(*, model: str, mean: float = 0.0, spread: float = 1.0) -> FrozenModelReward:
+    """The true score: mean log-probability per token under a model that was taught right workings, standardised."""
+
+    def value(sample: Sample, total: float) -> float:
+        return (total / sample.num_actions - mean) / spread
+
+    return FrozenModelReward("gold", model, 1.0, value, mean=mean, spread=spread)
+
+
+def moved_score(*, model: str, temperature: float) -> FrozenModelReward:
+    """log pi / pi_start of a completion, whose mean over the policy's own is the KL to the start."""
+
+    def value(sample: Sample, total: float) -> float:
+        return float(sample.behavior_logp[sample.action].double().sum()) - total
+
+    return FrozenModelReward("kl", model, temperature, value)
 
 
 class ProxyReward:
@@ -106,7 +113,7 @@ def proxy_score(
     how: Combination = "single",
     penalty: float = 0.0,
 ) -> ProxyReward:
-    """The learned score of the study, as a reward."""
+    """The learned score, as a reward."""
     return ProxyReward(list(zip(folders, means, spreads, strict=True)), how, penalty)
 
 
@@ -128,45 +135,3 @@ def completion_logp(model: str, temperature: float) -> Callable[[Sequence[Sample
         return (logp.double() * batch.action).sum(-1)
 
     return summed
-
-
-class ScoreRecorder:
-    """A callback that records, step by step, both scores of the completions and their distance from the start."""
-
-    def __init__(self, file: Path, start: str, temperature: float, beside: Sequence[Any] = ()) -> None:
-        self._file, self._start, self._temperature, self._beside = file, start, temperature, tuple(beside)
-
-    @cached_property
-    def _reference(self) -> Callable[[Sequence[Sample]], Any]:
-        return completion_logp(self._start, self._temperature)
-
-    def started(self, summary: Mapping[str, Any]) -> None:
-        for follower in self._beside:
-            follower.started(summary)
-
-    def stepped(self, report: StepReport, samples: Sequence[tuple[Prompt, Sample]]) -> None:
-        written = [sample for _, sample in samples]
-        own = [float(sample.behavior_logp[sample.action].double().sum()) for sample in written]
-        gaps = [mine - float(theirs) for mine, theirs in zip(own, self._reference(written), strict=True)]
-        row = {
-            "step": report.step,
-            "kl": fmean(gaps),
-            **{name: fmean(sample.parts[name] for sample in written) for name in ("gold", "proxy")},
-            "completion_tokens": fmean(sample.num_actions for sample in written),
-        }
-        with self._file.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(row) + "\n")
-        for follower in self._beside:
-            follower.stepped(report, samples)
-
-
-def read_scores(file: Path) -> list[dict[str, float]]:
-    """The recorded rows by step; a step that was done again after a break counts once."""
-    by_step: dict[int, dict[str, float]] = {}
-    for line in file.read_text(encoding="utf-8").splitlines():
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:  # a kill in the middle of a line: that step is done again
-            continue
-        by_step[int(row["step"])] = row
-    return [by_step[step] for step in sorted(by_step)]

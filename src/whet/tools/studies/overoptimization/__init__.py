@@ -1,1 +1,0 @@
-"""Studies: many small runs that together answer a question about a method."""
