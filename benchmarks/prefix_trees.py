@@ -93,7 +93,8 @@ def measured(chosen: argparse.Namespace) -> dict[str, float]:
     context = chosen.turn * (chosen.depth + 1)
     vocabulary = settings["vocab_size"] or 260
     sizes = {**settings, "vocab_size": vocabulary, "max_position_embeddings": context}
-    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(family, **sizes))
+    with torch.device(chosen.device):  # a billion random weights take a CPU minutes
+        model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(family, **sizes))
     lm = causal_lm(model.to(chosen.device), getattr(torch, chosen.dtype))
     objective = PRESETS["rloo"].objective
     batch, _ = objective.advantage(branching_batch(chosen, vocabulary), {})

@@ -65,7 +65,7 @@ def test_whatever_the_policy_writes_is_a_call_and_an_episode_has_the_length_that
 
 
 def test_the_job_of_both_sides_fits_the_model(made):
-    chosen = argparse.Namespace(batch_rows=8, steps=1, most=2, threads=1, seed=0, precision="fp32")
+    chosen = argparse.Namespace(batch_rows=8, steps=1, most=2, warm_up=1, threads=1, seed=0, precision="fp32")
     job = json.loads(json.dumps(agents.job_of(chosen, made, agents.TINY)))
     assert job["batch_rows"] == 2 and job["growth"] == made["context"] - agents.TINY.prompt
     assert Path(job["environment"]).name == "look_up.py" and len(job["texts"]) == agents.TINY.prompts
