@@ -15,6 +15,7 @@ import typer.testing
 
 from tests.support.collection import note_collected
 from tests.support.shared_runs import made_once, read_builtin_models_once, train_imitator
+from tests.support.workers import Workers, number_of_workers
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a background shell starts its commands so; ours must end by it
@@ -33,17 +34,16 @@ typer.testing._get_command = cache(typer.main.get_command)  # else all commands 
 LONG = {"trust", "distributed", "pipelines"}
 
 
-# every other worker collects from the end: on a fresh clone each compiles one half of the tests, and finds the other
-BACKWARDS = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 2 == 1
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--workers", default="1", help="processes that run the tests, or auto: one for each core")
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_collect_directory() -> Iterator[None]:
-    folder = yield
-    if BACKWARDS and folder is not None:
-        forwards = folder.collect
-        folder.collect = lambda: reversed([*forwards()])
-    return folder
+WORKERS = pytest.StashKey[Workers]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[WORKERS] = Workers()
+    config.pluginmanager.register(config.stash[WORKERS])
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -56,7 +56,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # around what pytest does to logs and warnings while tests run
 def pytest_runtestloop(session: pytest.Session) -> Iterator[None]:
     commands = sys.modules.get("tests.support.commands")  # of tests that start commands
-    if commands is not None and sys.platform == "linux" and not session.config.option.collectonly:
+    serves = commands is not None and sys.platform == "linux" and not session.config.option.collectonly
+    count = min(number_of_workers(session.config.option.workers), len(session.items))
+    if count > 1 and not session.config.option.collectonly and not session.testsfailed:
+        if serves:
+            commands.warm_up()
+        session.config.stash[WORKERS].fork(session, count, commands.fork_server if serves else lambda: None)
+    elif serves:
         commands.fork_server()
     return (yield)
 

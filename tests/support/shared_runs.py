@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import sys
 from collections.abc import Callable
 from copy import deepcopy
@@ -12,11 +11,12 @@ from typing import Any
 
 import pytest
 
+from tests.support.workers import common_folder
+
 
 def made_once(temporary: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
     """The folder `name` of this session; other workers wait while the first one makes it."""
-    base = temporary.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared" / name
+    folder = common_folder(temporary) / "shared" / name
     folder.parent.mkdir(exist_ok=True)
     done = folder.with_suffix(".done")
     with folder.with_suffix(".lock").open("w") as lock:
