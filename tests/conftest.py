@@ -14,7 +14,7 @@ import typer.main
 import typer.testing
 
 from tests.support.collection import note_collected
-from tests.support.shared_runs import made_once, read_builtin_models_once, train_imitator
+from tests.support.shared_runs import made_once, read_builtin_models_once, train_imitator, try_equal_models_once
 from tests.support.workers import Workers, number_of_workers
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -48,6 +48,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     read_builtin_models_once()
+    try_equal_models_once(lambda: any(patch._setattr or patch._setitem for patch in PATCHES))
     gc.freeze()  # what is there by now is never garbage
     gc.set_threshold(20_000, 10, 40)  # tests drop thousands of objects: to look through all that is left rarely pays
     gc.enable()
@@ -78,6 +79,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def imitator(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The folder of a finished SFT run of the built-in model."""
     return str(made_once(tmp_path_factory, "sft", train_imitator))
+
+
+PATCHES: list[pytest.MonkeyPatch] = []  # of the test that runs
+
+
+@pytest.fixture(autouse=True)
+def noted_patches(request: pytest.FixtureRequest) -> Iterator[None]:
+    if "monkeypatch" in request.fixturenames:
+        PATCHES.append(request.getfixturevalue("monkeypatch"))
+    yield
+    PATCHES.clear()
 
 
 @pytest.fixture(autouse=True)

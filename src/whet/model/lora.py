@@ -14,6 +14,7 @@ Hu et al. 2021, LoRA, arXiv 2106.09685. `up` starts at zero: before the first st
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -194,6 +195,7 @@ def uncalled_layers(model: Any) -> set[str]:
     return names
 
 
+@functools.cache  # its source is parsed to be found, and a model has many layers of one kind
 def _calls(kind: type, name: str) -> bool:
     try:
         source = inspect.getsource(kind)
