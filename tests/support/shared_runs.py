@@ -14,7 +14,6 @@ import pytest
 
 from tests.support.workers import common_folder
 
-
 MADE_HERE = "made by a test"
 
 
