@@ -121,6 +121,7 @@ def random_machine(
     from whet.model.quantized import pack_four_bits
     from whet.rollout.episodes import EnvironmentRunner
     from whet.rollout.torch_engine import TorchEngine
+    from whet.training.assembly.engines import thread_choice
     from whet.training.assembly.runtime import Runtime, build_policy, recompute_choice
 
     tokenizer = tokenizer_of(settings["vocab_size"])
@@ -138,6 +139,9 @@ def random_machine(
             if name.endswith(".up"):  # as after some training: at zero an adapter that is forgotten would not show
                 torch.nn.init.normal_(factor, 0.0, 0.01)
         merge_adapters(model)
+    if device.type == "cuda":  # as a run does
+        size = sum(parameter.numel() for parameter in model.parameters())
+        torch.set_num_threads(thread_choice(0, size, on_gpu=True)[0])
     policy = build_policy(model, dtype, recompute_choice(recompute, device))
     context = model.config.max_position_embeddings
     weights = sum(parameter.numel() for parameter in model.parameters())

@@ -10,9 +10,9 @@
 DATA holds code/mbpp.jsonl.gz and gsm8k/{train,test}.jsonl.gz; FILE may be cut into pieces, named in their order with
 commas. A run is a process of its own, so that its start counts: `other` is what no phase of the run counts, such as
 starting Python, packing rows and writing logs. A model that was converted before starts faster: give --cold to convert
-it anew. `--peer` then gives the same model, prompts, reward, rate and completions per step to TRL for a few steps:
-what is compared is the step, since the same arithmetic makes the same curve. With --results the accuracy of both runs
-is drawn against the clock (docs/images/real-run.svg); `--picture` draws it again.
+it anew. `--peer` then gives the same model, prompts, reward, rate and completions per step to TRL for some steps, and
+evaluates what TRL has made of it: seconds of a step, and seconds to the accuracy that TRL ends with. With --results the
+accuracy of both runs is drawn against the clock (docs/images/real-run.svg); `--picture` draws it again.
 """
 
 from __future__ import annotations
@@ -178,14 +178,32 @@ def peer_steps(run: Path, writing: str, steps: int, seconds: float, scratch: Pat
         "rows_per_pass": 32,
         "most_tokens": config.sampling.max_new_tokens,
         "learning_rate": config.optimizer.learning_rate,
+        "warmup_steps": config.optimizer.warmup_steps,
         "writing": writing,
         "steps": steps,
         "seconds": seconds,
+        "folder": str(scratch / "peer"),
     }
     (scratch / "job.json").write_text(json.dumps(job), "utf-8")
     side = Path(__file__).resolve().parent / "sides" / "trl_real.py"
     subprocess.run([sys.executable, str(side), str(scratch / "job.json"), str(scratch / "peer.json")], check=True)
-    return dict(json.loads((scratch / "peer.json").read_text("utf-8")))
+    record = dict(json.loads((scratch / "peer.json").read_text("utf-8")))
+    command = [sys.executable, "-m", "whet", "eval", str(job["model"]), str(job["folder"]), "--json"]
+    command += ["--data", config.eval.source, "--out", str(scratch / "evals")]
+    command += [
+        "--set",
+        f"sampling.max_new_tokens={job['most_tokens']}",
+        "--set",
+        f"eval.prompts={config.eval.prompts}",
+    ]
+    answered = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    before, after = (entry["metrics"]["accuracy"] for entry in json.loads(answered)["evals"])
+    return {**record, "before": before, "after": after}
+
+
+def seconds_to(accuracy: float, record: Mapping[str, Any]) -> float | None:
+    """When a run first measured at least this accuracy, its start included; None where it never did."""
+    return next((row["s"] for row in record["evaluations"] if row["accuracy"] >= accuracy), None)
 
 
 def model_file(pieces: str, folder: Path) -> str:
@@ -243,8 +261,17 @@ def main() -> None:
             if chosen.peer and run == "maths":
                 peer = peer_steps(folder / run, chosen.peer, chosen.peer_steps, chosen.peer_seconds, Path(temporary))
                 mine = records[run]["step_s"]
-                records["peer"] = {**peer, "whet_step_s": mine, "times": peer["step_s"] / mine}
+                spent = peer["start_s"] + sum(peer["steps_s"])
+                reached = seconds_to(peer["after"], records[run])
+                records["peer"] = {
+                    **peer,
+                    "whet_step_s": mine,
+                    "times": peer["step_s"] / mine,
+                    "seconds": spent,
+                    "whet_seconds": reached,
+                }
                 print(f"TRL's step: {peer['step_s']:.1f} s, whet's {mine:.2f} s, {peer['step_s'] / mine:.1f} times")
+                print(f"TRL: {peer['before']:.1%} to {peer['after']:.1%} in {spent:.0f} s; whet: in {reached} s")
             if chosen.results:
                 write_results(chosen.results, records)
         if chosen.results and records.keys() >= TITLES.keys():

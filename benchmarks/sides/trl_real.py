@@ -2,8 +2,9 @@
 
     python benchmarks/sides/trl_real.py JOB.json OUT.json
 
-`benchmarks/real_run.py --peer` writes the job. Completions end where the model ends them. Settings are those that make
-TRL fastest at equal work: no gradient checkpointing, no logging, no saving, no second scoring of the completions.
+`benchmarks/real_run.py --peer` writes the job, and evaluates the model that is left in the job's folder. Completions
+end where the model ends them. Settings are those that make TRL fastest at equal work: no gradient checkpointing, no
+logging, no checkpoints, no second scoring of the completions.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class StepClock(TrainerCallback):
         self.seconds.append(now - self._since)
         self._since = now
         print(f"step {len(self.seconds)}: {self.seconds[-1]:.1f} s", flush=True)
-        control.should_training_stop = now - self._began > self._limit
+        control.should_training_stop |= now - self._began > self._limit  # the trainer itself stops after its steps
 
 
 def main() -> None:
@@ -77,6 +78,8 @@ def main() -> None:
             gradient_accumulation_steps=job["prompts"] * job["group_size"] // job["rows_per_pass"],
             gradient_checkpointing=False,
             learning_rate=job["learning_rate"],
+            lr_scheduler_type="constant_with_warmup",
+            warmup_steps=job["warmup_steps"],
             max_steps=job["steps"],
             logging_strategy="no",
             save_strategy="no",
@@ -90,6 +93,7 @@ def main() -> None:
             beta=0.0,
             num_iterations=1,
             loss_type="dr_grpo",
+            scale_rewards="none",
             **WRITING[job["writing"]],
         )
         trainer = trl.GRPOTrainer(
@@ -101,6 +105,7 @@ def main() -> None:
             callbacks=[clock],
         )
         trainer.train()
+    trainer.save_model(job["folder"])
     record = {
         "trl": trl.__version__,
         "writing": job["writing"],

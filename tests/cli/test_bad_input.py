@@ -64,7 +64,11 @@ MISTAKES = {
     "unknown method": (["train", "gropo"], "did you mean 'grpo'"),
     "unknown key": (["train", "grpo", "--set", "batch.grup_size=3"], "did you mean 'batch.group_size'"),
     "key of another section": (["train", "grpo", "--set", "group_size=3"], "did you mean 'batch.group_size'"),
-    "key of another kind of run": (["train", "sft", "--set", "batch.group_size=3"], "known here: rows_per_step"),
+    "key of another kind of run": (["train", "sft", "--set", "batch.group_size=3"], "known in batch: rows_per_step"),
+    "key inside a section that is not there": (
+        ["train", "grpo", "--set", "reward.settings.judge.base_url=x"],
+        "known in reward: parts",
+    ),
     "bad value": (["train", "grpo", "--set", "optimizer.learning_rate=-1"], "greater than 0"),
     "not a setting": (["train", "grpo", "--set", "steps"], "expected path=value"),
     "unknown model": (["train", "grpo", "--model", "whetston"], "did you mean whetstone"),

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from whet.model import load as room
 from whet.model.checkpoint import weights_digest
 from whet.model.load import builtin_models, device_choice, dtype_choice, load_model
+from whet.model.pretrained import import_without_sklearn
 from whet.model.snapshot import save_checkpoint
 from whet.types import WhetError
 
@@ -348,3 +349,23 @@ def test_a_tokenizer_with_more_tokens_than_the_embedding_says_so(folder: Path) -
     loaded.tokenizer.add_tokens([f"<extra{number}>" for number in range(rows)])
     room.note_unknown_tokens(loaded.model, loaded.tokenizer)
     assert loaded.tokenizer.embedding_rows == rows
+
+
+def test_scikit_learn_is_not_asked_for(monkeypatch):
+    import importlib
+    import sys
+
+    from transformers import utils
+
+    module = "transformers.generation.candidate_generator"
+    importlib.import_module(module)
+    monkeypatch.delitem(sys.modules, module)
+    asked = []
+    monkeypatch.setattr(utils, "is_sklearn_available", lambda: asked.append(True))
+    known = utils.is_sklearn_available
+    import_without_sklearn()
+    assert sys.modules[module].is_sklearn_available() is False and not asked
+    assert utils.is_sklearn_available is known
+    kept = sys.modules[module]
+    import_without_sklearn()
+    assert sys.modules[module] is kept

@@ -16,7 +16,7 @@ from whet.model.block import blocks_of
 from whet.model.causal_lm import CausalLM, causal_lm
 from whet.model.checkpoint import load_checkpoint, weights_digest
 from whet.model.fused_trunk import fused_refusal, fused_states, fused_works
-from whet.model.fused_weights import NO_FACTORS, MergedWeights, decode_weights, fused_weights
+from whet.model.fused_weights import NO_FACTORS, MergedWeights, decode_weights, fused_weights, layer_weights
 from whet.model.lora import LowRank, adapted_layers, adapter_factors, add_adapters, unmerged_layers
 from whet.model.low_precision import widen_vectors
 from whet.model.reference import AdapterFreeReference
@@ -61,16 +61,21 @@ def rows() -> tuple[Tensor, Tensor]:
     return trial_rows(97, torch.device("cpu"))
 
 
-def naive_grads(family: str, weigh: Any, factors: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-    """States before each action and their gradients, transcribed in float64: every weight is a plain sum."""
+def naive_grads(
+    family: str, weigh: Any, factors: dict[str, Tensor], used: dict[str, Tensor] | None = None
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """States before each action and their gradients, transcribed in float64: every weight is a plain sum.
+
+    Or it is as `used`, by the name of its layer, and the gradient is taken there.
+    """
     plain = model_of(family, torch.float64)
     learned = {name: each.detach().double().requires_grad_() for name, each in factors.items()}
     layers = {name.rpartition(".")[0] for name in learned}
-    weights = {
-        f"{name}.weight": plain.get_submodule(name).weight.detach()
-        + 2.0 * learned[f"{name}.up"] @ learned[f"{name}.down"]
-        for name in layers
-    }
+    weights = {}
+    for name in layers:
+        step = 2.0 * learned[f"{name}.up"] @ learned[f"{name}.down"]
+        base = plain.get_submodule(name).weight.detach() if used is None else used[name].double() - step.detach()
+        weights[f"{name}.weight"] = base + step
     tokens, action = rows()
     trunk = {name.removeprefix("model."): value for name, value in weights.items()}
     states = functional_call(plain.model, trunk, kwargs={"input_ids": tokens}).last_hidden_state
@@ -207,6 +212,47 @@ def test_the_sampler_reads_copies_that_are_right_on_average() -> None:
     copies.refresh()
     for block, copy in zip(weights.blocks, copies.blocks, strict=True):
         assert torch.equal(copy.gate_up, block.gate_up[:, : copy.gate_up.shape[1]])
+
+
+def test_training_reads_the_copies_of_the_sampler() -> None:
+    """The states are those of the rounded copies, the gradients are taken there, and off means the base."""
+    model = adapted(model_of("qwen2"), up=0.02)
+    alone = causal_lm(model, BF16)
+    lm = replace(alone, follows_sampler=True)
+    assert fused_works(lm), fused_refusal(lm)
+    stack, tree = blocks_of(lm), shared_prefix_batch(*rows())
+    apart = fused_states(lm, tree).detach()
+    copies = decode_weights(fused_weights(stack, BF16), 1e9)
+    assert isinstance(copies, MergedWeights) and layer_weights(stack, BF16, True, True)[0] is copies.blocks
+    assert torch.equal(fused_states(alone, tree), apart)  # whoever is not trained on what was just written
+    used = {}
+    for number, block in enumerate(copies.blocks):
+        for group, names in (
+            (block.qkv, ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")),
+            (block.output, ("self_attn.o_proj",)),
+            (block.gate_up, ("mlp.gate_proj", "mlp.up_proj")),
+            (block.down, ("mlp.down_proj",)),
+        ):
+            names = tuple(f"model.layers.{number}.{name}" for name in names)
+            sizes = [len(model.get_submodule(name).weight) for name in names]
+            used |= dict(zip(names, group.clone().split(sizes), strict=True))
+    expected, grads = naive_grads("qwen2", weights_of, adapter_factors(model), used)
+    states = fused_states(lm, tree)
+    assert (states - expected).norm() <= 2e-2 * expected.norm()
+    ours = grads_of(model, states)
+    assert ours.keys() == grads.keys()
+    for name, grad in grads.items():
+        assert (ours[name] - grad).norm() <= 8e-2 * grad.norm(), name
+    with torch.no_grad():  # a step: the copies follow it
+        model.model.layers[0].mlp.down_proj.up.add_(0.5)
+    assert (fused_states(lm, tree) - states).norm() > 2e-2 * states.norm()
+    with AdapterFreeReference(lm).open() as reference, torch.no_grad():
+        plain = causal_lm(model_of("qwen2"), BF16)
+        assert torch.equal(token_logp(reference, *rows()).logp, token_logp(plain, *rows()).logp)
+    with torch.no_grad():
+        model.model.layers[0].mlp.down_proj.up.sub_(0.5)
+    del copies  # the sampler is gone, and its copies with it
+    assert torch.equal(fused_states(lm, tree), apart)
 
 
 def test_the_reference_is_the_base_bit_for_bit() -> None:

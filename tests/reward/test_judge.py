@@ -351,6 +351,24 @@ def test_a_server_that_never_answers_is_a_failure_that_says_so(serve):
     assert len(server.requests) == 3
 
 
+def test_a_server_that_died_is_waited_for_once_and_not_for_each_question(serve, caplog):
+    is_dead = [True]
+    server = serve(lambda messages: (503, {}, "gone") if is_dead[0] else verdict(messages, quality=9))
+    reward = made(server, retries=3, concurrency=2)
+    with (
+        caplog.at_level(logging.WARNING),
+        pytest.raises(RewardFailure, match=r"40 of 40 got no verdict .* check that it runs"),
+    ):
+        reward([QUESTION] * 40, samples(*(str(number) for number in range(40))))
+    assert len(server.requests) <= 2 * 4 + 38
+    assert caplog.text.count("does not answer (HTTP 503); a question is asked again 3 times") == 1
+    is_dead[0] = False  # it answers: from now on a question has all its attempts again
+    assert reward([QUESTION], samples("4")) == [0.9]
+    trouble = iter([(503, {}, "busy")] * 3)
+    again = serve(lambda messages: next(trouble, None) or verdict(messages, quality=9))
+    assert made(again, retries=3)([QUESTION], samples("5")) == [0.9]
+
+
 def test_a_slow_server_is_not_waited_for(serve):
     server = serve(lambda messages: time.sleep(2) or verdict(messages, quality=9))
     started = time.monotonic()

@@ -106,10 +106,10 @@ TYPED = [
     ("grpo", "data.train_batch_size=64", "in whet it is batch.prompts_per_step", ""),
     ("grpo", "actor_rollout_ref.rollout.val_kwargs.temperature=1", "evaluations in a run are greedy", "sampling.temp"),
     ("grpo", "eval.temperature=1", "evaluations in a run are greedy", "sampling.temperature"),
-    ("grpo", "eval.top_p=1", "known here: source, every", "sampling.top_p"),
+    ("grpo", "eval.top_p=1", "known in eval: source, every", "sampling.top_p"),
     ("ppo", "critic.optim.weight_decay=0.1", "the critic has the policy's batches", "in whet it is"),
     ("ppo", "critic.strategy=fsdp", "torchrun, or give scale.workers", "critic.start"),
-    ("ppo", "critic.gamma=1", "known here: trunk, start", "objective.baseline"),
+    ("ppo", "critic.gamma=1", "known in critic: trunk, start", "objective.baseline"),
     ("ppo", "trainer.critic_warmup=10", "in whet it is objective.value.warmup", ""),
     # other words, however alike
     *(

@@ -62,6 +62,7 @@ class CausalLM:
     dtype: torch.dtype = torch.float32  # of the matrix products; the weights keep their own
     recompute: Recompute = "none"  # what training computes a second time instead of keeping it
     gathering: Gathering | None = None  # None: the weights are whole
+    follows_sampler: bool = False  # trained on what its sampler has just written: with the same copies of the weights
 
     def one_pass(self, work: Callable[[], T]) -> T:
         """Run a forward pass, from tokens to what is made of the logits."""

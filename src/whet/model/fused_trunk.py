@@ -48,7 +48,7 @@ from whet.model.fused_weights import (
     GroupFactors,
     block_factors,
     continued,
-    fused_weights,
+    layer_weights,
 )
 from whet.model.layer_ops import Tables, gated, gated_grad, rotated, rotated_back
 from whet.model.lora import UnmergedLinear, adapted_layers, layer_factors
@@ -95,7 +95,10 @@ class _LayerPlan:
 
 
 def fused_states(lm: CausalLM, batch: SharedPrefixBatch, keep: Keep | None = None) -> Tensor:
-    """The hidden state before each action, in row order: [A, W]."""
+    """The hidden state before each action, in row order: [A, W].
+
+    `keep` is a sampler's: its prompts are read with the weights that it writes with, as it has them.
+    """
     stack = blocks_of(lm)
     x = F.embedding(batch.tokens[0], stack.embedding.weight)
     x = x.to(torch.promote_types(x.dtype, torch.float32))
@@ -104,7 +107,8 @@ def fused_states(lm: CausalLM, batch: SharedPrefixBatch, keep: Keep | None = Non
     if lm.gathering is not None:
         residual = _gathered_states(lm, lm.gathering, stack, batch, x)
     else:
-        for number, (block, plan) in enumerate(zip(stack.blocks, _plans(lm, stack, batch, x.dtype), strict=True)):
+        plans = _plans(lm, stack, batch, x.dtype, refresh=keep is None)
+        for number, (block, plan) in enumerate(zip(stack.blocks, plans, strict=True)):
             if keep is not None:
                 plan = replace(plan, keep=partial(keep, number))
             residual = _run_layer(residual, block, plan, again)
@@ -139,17 +143,18 @@ def _gathered_states(lm: CausalLM, gathering: Gathering, stack: BlockStack, batc
     return residual
 
 
-def _plans(lm: CausalLM, stack: BlockStack, batch: SharedPrefixBatch, dtype: torch.dtype) -> Iterator[_LayerPlan]:
+def _plans(
+    lm: CausalLM, stack: BlockStack, batch: SharedPrefixBatch, dtype: torch.dtype, refresh: bool = True
+) -> Iterator[_LayerPlan]:
     """Yield the plan of each layer in turn; `dtype` is that of the residual stream."""
     tables, keep_wide = stack.rotation(batch.position_ids[0]), lm.recompute == "none"
     copies: Sequence[FusedBlock | None] = [None] * len(stack.blocks)
     apart = any(isinstance(layer, UnmergedLinear) for block in stack.blocks for layer in block.products)
-    if lm.dtype.itemsize < dtype.itemsize or apart:
-        copies, dtype = fused_weights(stack, lm.dtype).blocks, lm.dtype
     every_factor: Sequence[BlockFactors] = [NO_FACTORS] * len(stack.blocks)
-    if apart:
-        every_factor = [NO_FACTORS if copy is None else copy.factors for copy in copies]
-    elif torch.is_grad_enabled():
+    if lm.dtype.itemsize < dtype.itemsize or apart:
+        of_sampler = lm.follows_sampler or not refresh
+        (copies, every_factor), dtype = layer_weights(stack, lm.dtype, of_sampler, refresh), lm.dtype
+    if not apart and torch.is_grad_enabled():
         every_factor = block_factors(stack, dtype)
     for block, copy, factors in zip(stack.blocks, copies, every_factor, strict=True):
         if copy is None:

@@ -9,13 +9,14 @@ so that one product gives both; what goes in is continued by what `down` makes o
     y = [x, x down'] [weight, scale up]'
 
 A decode step is many small products, and four more in each layer cost it a quarter of its time: where there is memory
-for a second copy of the matrices, it reads one with the adapters in it (`MergedWeights`).
+for a second copy of the matrices, it reads one with the adapters in it (`MergedWeights`). Training on what
+was just written reads the same copy; then only the factors' gradients take products of their own.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -79,6 +80,7 @@ class FusedWeights:
         self.sizes, self.dtype = stack.sizes, dtype  # not the modules: a copy must not keep a model alive
         self._pairs: list[tuple[Tensor, Tensor]] = []  # (copy, parameter)
         self._ups: list[tuple[Tensor, UnmergedLinear]] = []  # columns of a weight, and whose they are
+        self.merged: Callable[[], MergedWeights | None] = _no_copy  # what a sampler made of it, while that is there
         self.blocks = [self._fused(block) for block in stack.blocks]
         # of the products only the logits' show how they are rounded: they are large, and differences between them count
         fine = torch.float16 if dtype == torch.bfloat16 and _fits_float16(stack) else dtype
@@ -106,6 +108,11 @@ class FusedWeights:
         for columns, layer in self._ups:
             if not layer.on:
                 columns.zero_()
+
+    @property
+    def adapters_are_on(self) -> bool:
+        """Whether every adapter that is kept apart counts at the moment."""
+        return all(layer.on for _, layer in self._ups)
 
     def _copy(self, parameter: Tensor, dtype: torch.dtype) -> Tensor:
         copy = torch.empty_like(parameter, dtype=dtype, requires_grad=False)
@@ -187,6 +194,10 @@ class MergedWeights:
         self.embedding, self.head, self.last_norm = apart.embedding, apart.head, apart.last_norm
         self._merged: list[tuple[Tensor, Tensor, GroupFactors]] = []  # (copy, matrix and `up` side by side, adapters)
         self.blocks = [self._block(block) for block in apart.blocks]
+        self.factors = [
+            tuple(group and replace(group, apart=False) for group in block.factors) for block in apart.blocks
+        ]
+        apart.merged = weakref.ref(self)
         self.refresh()
 
     def _block(self, block: FusedBlock) -> FusedBlock:
@@ -255,6 +266,10 @@ def _fits_float16(stack: BlockStack) -> bool:
 _COPIES: weakref.WeakKeyDictionary[nn.Module, dict[torch.dtype, FusedWeights]] = weakref.WeakKeyDictionary()
 
 
+def _no_copy() -> None:
+    return None
+
+
 _UNCHANGED: ContextVar[set[int] | None] = ContextVar("whet_unchanged_weights", default=None)  # copies that are current
 
 
@@ -277,14 +292,31 @@ def is_current(copy: object) -> bool:
     return False
 
 
-def fused_weights(stack: BlockStack, dtype: torch.dtype) -> FusedWeights:
+def fused_weights(stack: BlockStack, dtype: torch.dtype, refresh: bool = True) -> FusedWeights:
     """The copy that everybody who works in this dtype shares, with the policy's weights as they are now."""
     copies = _COPIES.setdefault(stack.embedding, {})
     if dtype not in copies:
         copies[dtype] = FusedWeights(stack, dtype)
-    elif not is_current(copies[dtype]):
+    elif refresh and not is_current(copies[dtype]):
         copies[dtype].refresh()
     return copies[dtype]
+
+
+def layer_weights(
+    stack: BlockStack, dtype: torch.dtype, of_sampler: bool, refresh: bool
+) -> tuple[Sequence[FusedBlock], Sequence[BlockFactors]]:
+    """The blocks that whole passes multiply with, and the adapters whose gradients training takes.
+
+    `of_sampler`: with the adapters in them, where a sampler reads such a copy and they are switched on. Without
+    `refresh` as they were when the sampler began.
+    """
+    weights = fused_weights(stack, dtype, refresh)
+    merged = weights.merged() if of_sampler and weights.adapters_are_on else None
+    if merged is None:
+        return weights.blocks, [block.factors for block in weights.blocks]
+    if refresh and not is_current(merged):
+        merged.refresh()
+    return merged.blocks, merged.factors
 
 
 class AdapterCopies:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from whet.model.checkpoint import verify_checkpoint
 from whet.model.gguf import converted_folder, smollm2_file
 from whet.model.hub import hub_reachable
-from whet.model.pretrained import first_line, quiet_transformers, read_model
+from whet.model.pretrained import first_line, import_without_sklearn, quiet_transformers, read_model
 from whet.model.run_models import CHECKPOINTS, MANIFEST, MODELS, run_model
 from whet.types import WhetError, nearest
 
@@ -68,6 +68,7 @@ def load_model(
 
     `chat_template` is used, and saved with the model, instead of its own.
     """
+    import_without_sklearn()
     folder = local_folder(name)
     if folder is None:
         source = name

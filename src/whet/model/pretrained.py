@@ -6,7 +6,9 @@ whatever is loaded: folders, hub models and GGUF files all come through `read_mo
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -40,6 +42,25 @@ def quiet_transformers() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()
+
+
+def import_without_sklearn() -> None:
+    """Import what loads a model, and leave scikit-learn where it is.
+
+    Up to 5.17 transformers imports it for a threshold of assisted decoding, which nobody asks for here; with pandas and
+    scipy behind it that takes up to four seconds of a start.
+    """
+    from transformers import utils
+
+    module = "transformers.generation.candidate_generator"
+    if module in sys.modules:
+        return
+    known = utils.is_sklearn_available
+    utils.is_sklearn_available = lambda: False
+    try:
+        importlib.import_module(module)
+    finally:
+        utils.is_sklearn_available = known
 
 
 def first_line(error: BaseException) -> str:

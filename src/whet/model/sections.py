@@ -74,7 +74,9 @@ class ModelSection(Section):
         "auto",
         description="what the backward pass recomputes to save memory: the MLP's wide activations, or whole layers",
     )
-    threads: int = Field(0, ge=0, le=4096, description="CPU threads; 0: every usable core, or one for a tiny model")
+    threads: int = Field(
+        0, ge=0, le=4096, description="CPU threads; 0: every usable core, four beside a GPU, one for a tiny model"
+    )
     reference: Literal["memory", "reload"] = Field(
         "memory", description="keep the reference in memory, or read it from its source at every step"
     )

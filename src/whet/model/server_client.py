@@ -1,13 +1,17 @@
 """Asking a server that speaks HTTP and JSON: one attempt, what may be tried again, and what no attempt would survive.
 
 The key is read from the environment for each call and kept nowhere; it never follows a redirect and never stands in an
-error. Judges (`whet.reward.judge`) and the engine of a server (`whet.rollout.openai_engine`) ask through this.
+error. Once a call has spent its attempts, the others have one each until the server answers again: one that has died is
+waited for once, not once for each question. Judges (`whet.reward.judge`) and the engine of a server
+(`whet.rollout.openai_engine`) ask through this.
 """
 
 from __future__ import annotations
 
 import email.utils
+import itertools
 import json
+import logging
 import os
 import random
 import threading
@@ -23,11 +27,15 @@ from whet.types import WhetError
 if TYPE_CHECKING:
     import httpx
 
+logger = logging.getLogger(__name__)
+
 RETRIED = frozenset((408, 409, 425, 429))  # and every 5xx
 OF_ONE_QUESTION = frozenset((400, 413, 422))  # a context that is too long, a filter, a body that is too large
 LONGEST_WAIT = 60.0  # seconds between two attempts, also when the server asks for more
 LARGEST_ANSWER = 8 * 2**20  # bytes
 EXCERPT = 200  # characters of a server's answer that an error repeats
+
+_FAILING: dict[str, bool] = {}  # servers that failed since they last answered, and whether a call has given up
 
 
 class Retryable(Exception):
@@ -73,16 +81,37 @@ class RemoteServer:
                 "POST", self.url(path), content=json.dumps(body).encode(), headers=headers, timeout=self.timeout
             ) as response:
                 answer = _read(response, deadline, self.most_bytes)
-        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-            raise Retryable(one_line(f"{type(error).__name__}: {error}")) from None
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, Retryable) as error:
+            reason = one_line(str(error) if isinstance(error, Retryable) else f"{type(error).__name__}: {error}")
+            self._note_failure(reason)
+            raise Retryable(reason) from None
+        if response.status_code >= 500:
+            self._note_failure(f"HTTP {response.status_code}")
+        else:
+            _FAILING.pop(self.base_url, None)
         if response.is_success:
             return answer
         raise self._refused(response, answer.decode("utf-8", "replace"), key, path)
 
-    def wait(self, attempt: int, trouble: Retryable, stop: threading.Event) -> None:
-        """Between attempt number `attempt`, from 0, and the next: longer each time, and as long as the server asks."""
+    def _note_failure(self, reason: str) -> None:
+        if self.base_url not in _FAILING:
+            _FAILING[self.base_url] = False
+            words = (self.who, self.base_url, reason, self.retries)
+            logger.warning("%s at %s does not answer (%s); a question is asked again %d times", *words)
+
+    def wait(self, attempt: int, trouble: Retryable, stop: threading.Event) -> bool:
+        """Between attempt number `attempt`, from 0, and the next: longer each time, and as long as the server asks.
+
+        False where there is no next one.
+        """
+        given_up = attempt >= self.retries
+        if given_up and self.base_url in _FAILING:
+            _FAILING[self.base_url] = True
+        if given_up or _FAILING.get(self.base_url, False):
+            return False
         wait = min(LONGEST_WAIT, self.first_wait * 2**attempt) * (0.5 + random.random() / 2)
         stop.wait(max(wait, min(LONGEST_WAIT, trouble.asked_wait)))
+        return True
 
     def _key(self) -> str:
         if not self.key_variable:
@@ -148,17 +177,15 @@ def ask_with_retries(
     stop: threading.Event,
 ) -> Any:
     """What `read` makes of the answer, after as many attempts as it takes; `Retryable` when they are spent."""
-    trouble = Retryable("stopped")
-    for attempt in range(server.retries + 1):
+    for attempt in itertools.count():
         if stop.is_set():
             break
         try:
             return read(server.attempt(path, body))
-        except Retryable as failed:
-            trouble = failed
-            if attempt < server.retries:
-                server.wait(attempt, failed, stop)
-    raise trouble
+        except Retryable as trouble:
+            if not server.wait(attempt, trouble, stop):
+                raise
+    raise Retryable("stopped")
 
 
 def _read(response: httpx.Response, deadline: float, most_bytes: int) -> bytes:

@@ -175,7 +175,13 @@ def _near_key(kind: type[BaseModel], path: str, alone: bool) -> str:
         return f"did you mean one of {', '.join(elsewhere)}?"
     if best := [*here, *elsewhere] if sections else [*elsewhere, *here]:
         return f"did you mean {best[0]!r}?"
-    return f"known here: {', '.join(known)}" if alone else ""
+    if not alone:
+        return ""
+    while section is None and sections and not is_axis:  # the section that is there, where one inside it is not
+        sections.pop()
+        section = _section_at(kind, tuple(sections))
+        known = list((section or kind).model_fields)
+    return f"known {f'in {sections[0]}' if sections else 'here'}: {', '.join(known)}"
 
 
 SLIP = 0.75  # likeness of a slip of the hand; below it lie other words, `temp` and `steps`

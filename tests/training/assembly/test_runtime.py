@@ -30,6 +30,10 @@ def test_a_small_model_gets_one_thread(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert thread_choice(0, 1_999_999)[0] == 1
     assert thread_choice(3, 10**9)[0] == 3
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(16)), raising=False)
+    assert thread_choice(0, 10**9)[0] == 16
+    assert thread_choice(0, 10**9, on_gpu=True) == (4, "the GPU computes; 16 usable cores")
+    assert thread_choice(9, 10**9, on_gpu=True)[0] == 9
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
     assert thread_choice(0, 1_000)[0] == 5 and thread_choice(2, 1_000)[0] == 2
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import json
 import sqlite3
 import threading
@@ -334,10 +335,10 @@ class Endpoint:
                 future.cancel()
 
     def _answer(self, question: Sequence[Message], stop: threading.Event) -> JudgeAnswer | Trouble:
-        reason, server, retries = "stopped", self._server, self.settings.retries
-        for attempt in range(retries + 1):
+        server = self._server
+        for attempt in itertools.count():
             if stop.is_set():
-                return Trouble("stopped")
+                break
             if not self.budget.take():
                 return Trouble("the budget is spent", is_budget=True)
             try:
@@ -345,13 +346,12 @@ class Endpoint:
             except RefusedQuestion as refusal:
                 return Trouble(str(refusal))
             except Retryable as trouble:
-                reason = str(trouble)
-                if attempt < retries:
-                    server.wait(attempt, trouble, stop)
+                if not server.wait(attempt, trouble, stop):
+                    return Trouble(f"{trouble} ({attempt + 1} attempts)")
                 continue
             self.budget.add_tokens(answer.tokens)
             return answer
-        return Trouble(f"{reason} ({retries + 1} attempts)")
+        return Trouble("stopped")
 
     def _attempt(self, question: Sequence[Message]) -> JudgeAnswer | Trouble:
         messages = [dict(message) for message in question]

@@ -190,7 +190,7 @@ class Judge:
     def _complaint(self, failed: int, asked: int, last: str) -> str:
         who = self.settings.base_url if self._ask is None else "the model that judges"
         fix = "check that it runs and follows the format asked for, or raise retries and timeout"
-        if failed < asked:
+        if 2 * failed < asked:
             fix = "where there are many, lower longest_completion or max_new_tokens, or take another judge"
         return f"reward {self.name!r}: {failed} of {asked} got no verdict from {who}; the last, {last}; {fix}"
 

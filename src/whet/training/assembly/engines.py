@@ -36,9 +36,10 @@ if TYPE_CHECKING:
 
 
 SMALL_MODEL = 2_000_000  # weights
+GPU_THREADS = 4  # of a run whose model is on a GPU: what is left for the CPU is small, and rewards want the cores
 
 
-def thread_choice(requested: int, num_weights: int) -> tuple[int, str]:
+def thread_choice(requested: int, num_weights: int, on_gpu: bool = False) -> tuple[int, str]:
     """CPU threads and why. Every usable core, but one for a small model: waiting for the others would cost more."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if requested:
@@ -47,6 +48,8 @@ def thread_choice(requested: int, num_weights: int) -> tuple[int, str]:
         return int(os.environ["OMP_NUM_THREADS"]), f"OMP_NUM_THREADS; {cores} usable cores"
     if num_weights < SMALL_MODEL:
         return 1, f"a model this small gains little from more; {cores} usable cores"
+    if on_gpu:
+        return min(GPU_THREADS, cores), f"the GPU computes; {cores} usable cores"
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     busy = f"; other jobs keep {load:.1f} busy, model.threads=1 may be faster" if load > 0.5 * cores > 0.5 else ""
     return cores, f"every usable core{busy}"
@@ -99,8 +102,8 @@ def load_for_writing(config: Config, weights: torch.dtype) -> tuple[CausalLM, Lo
     loaded = load_model(config.model.name, weights, str(device), config.model.chat_template)
     if weights.itemsize < 4:
         widen_vectors(loaded.model)
-    threads, _ = thread_choice(config.model.threads, sum(parameter.numel() for parameter in loaded.model.parameters()))
-    torch.set_num_threads(threads)
+    size = sum(parameter.numel() for parameter in loaded.model.parameters())
+    torch.set_num_threads(thread_choice(config.model.threads, size, device.type == "cuda")[0])
     return causal_lm(loaded.model, dtype, "none"), loaded
 
 

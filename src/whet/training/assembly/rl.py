@@ -250,7 +250,8 @@ def build_rl_trainer(
         reference = build_reference(config, runtime, objective.reference.name, needs)
     elif config.model.reference_model:
         raise WhetError(f"model.reference_model has no effect: {config.method} uses no reference; drop it")
-    policy, shards = runtime.policy, runtime.shards
+    follows = not config.scale.max_staleness and shares_weights(runtime.engine)
+    policy, shards = replace(runtime.policy, follows_sampler=follows), runtime.shards
     if shards is not None:
         policy = sharded(policy, shards)
         critic = None if critic is None else sharded_critic(critic, shards)

@@ -199,13 +199,14 @@ def _load_runtime(config: Config | EvaluationConfig, cluster: RayCluster | None,
         remote = None if cluster is None else remote_engine(config, cluster, policy, weights_dtype)
         engine = remote if remote is not None and ranks.size == 1 else FirstRankEngine(remote)
         elsewhere = {"engines": f"{config.scale.engines}, each in a process of its own with a copy of the policy"}
-    threads, threads_why = thread_choice(config.model.threads, size)
+    offloads = not isinstance(config, EvaluationConfig) and config.scale.offload  # then the CPU steps the optimizer
+    threads, threads_why = thread_choice(config.model.threads, size, device.type == "cuda" and not offloads)
     torch.set_num_threads(threads)
     runner, played = build_episode_runner(config, engine, loaded)
     shards = None
     if ranks.size > 1:
         runner = FirstRankRunner(runner, ranks) if elsewhere else SharedRunner(runner, ranks)
-        shards = sharding(ranks, device, not isinstance(config, EvaluationConfig) and config.scale.offload)
+        shards = sharding(ranks, device, offloads)
     facts = {
         "model": f"{loaded.shown(config.model.name)} ({size / 1e6:.1f}M weights)",
         **adapters,
