@@ -188,7 +188,8 @@ def uncalled_layers(model: Any) -> set[str]:
     """Last names of linear layers whose weight is read by the module around them, and which it never calls: an adapter
     beside such a weight would get no gradient. Mamba's dt_proj is one."""
     names = set()
-    for module in model.base_model.modules():
+    modules: Iterator[nn.Module] = model.base_model.modules()
+    for module in modules:
         for name, layer in module.named_children():
             if type(layer) is nn.Linear and name not in names and not _calls(type(module), name):
                 names.add(name)
