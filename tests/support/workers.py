@@ -32,7 +32,9 @@ def common_folder(temporary: pytest.TempPathFactory) -> Path:
 
 
 def number_of_workers(wanted: str) -> int:
-    return (os.cpu_count() or 1) if wanted == "auto" else int(wanted)
+    if wanted != "auto":
+        return int(wanted)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Stock:
@@ -224,9 +226,8 @@ def _work(session: pytest.Session, number: int, link: Connection, prepare: Calla
 
 def _end_as(work: Callable[[], None]) -> None:
     """Do the work and end this process, with what tests left to be done at its end and nothing of the first one's."""
-    inherited = [*finalize._registry]  # type: ignore[attr-defined]
-    for each in inherited:
-        each.atexit = False
+    for inherited in [*finalize._registry]:  # type: ignore[attr-defined]
+        inherited.atexit = False
     util._finalizer_registry.clear()  # type: ignore[attr-defined]
     status = 1
     try:
