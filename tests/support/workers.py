@@ -80,14 +80,14 @@ class Worker:
     """A copy of this process, as the first one sees it."""
 
     def __init__(self, number: int, session: pytest.Session, prepare: Callable[[], None]) -> None:
-        self.number, self.taken = number, deque[int]()
+        self.number, self.taken, self.said = number, deque[int](), ""
         self.link, other = Pipe()
         sys.stdout.flush()
         sys.stderr.flush()
         self.process = os.fork()
         if self.process == 0:
             self.link.close()
-            _end_as(lambda: _work(session, number, other, prepare))
+            _end_as(lambda: _work(session, number, other, prepare), other)
         other.close()
 
     def ended(self) -> int:
@@ -154,6 +154,8 @@ class Workers:
         elif kind == "finish":
             worker.taken.popleft()
             hook.pytest_runtest_logfinish(nodeid=content[0], location=content[1])
+        elif kind == "error":
+            worker.said = content
         elif kind == "warning":
             hook.pytest_warning_recorded.call_historic(kwargs=content)
 
@@ -165,7 +167,7 @@ class Workers:
                 self._stock.put_back(number)
                 continue
             item = session.items[number]
-            said = f"the worker that ran this test ended with {status}"
+            said = f"the worker that ran this test ended with {status}\n{worker.said}".strip()
             report = pytest.TestReport(item.nodeid, item.location, {}, "failed", said, "call")
             session.config.hook.pytest_runtest_logreport(report=report)
 
@@ -200,6 +202,10 @@ def _work(session: pytest.Session, number: int, link: Connection, prepare: Calla
     plugins = config.pluginmanager
     capture: Any = plugins.getplugin("capturemanager")
     capture.stop_global_capturing()  # into files that it would share with the others
+    if capture.is_globally_capturing():
+        with open(os.devnull, "w") as nowhere:  # what threads write between two tests belongs to no report
+            os.dup2(nowhere.fileno(), 1)
+            os.dup2(nowhere.fileno(), 2)
     capture.start_global_capturing()
     plugins.unregister(plugins.getplugin("terminalreporter"))
     plugins.register(Reporter(config, link))
@@ -224,7 +230,7 @@ def _work(session: pytest.Session, number: int, link: Connection, prepare: Calla
         item = following
 
 
-def _end_as(work: Callable[[], None]) -> None:
+def _end_as(work: Callable[[], None], link: Connection) -> None:
     """Do the work and end this process, with what tests left to be done at its end and nothing of the first one's."""
     for inherited in [*finalize._registry]:  # type: ignore[attr-defined]
         inherited.atexit = False
@@ -235,7 +241,7 @@ def _end_as(work: Callable[[], None]) -> None:
         util._exit_function()
         finalize._exitfunc()  # type: ignore[attr-defined]
         status = 0
-    except BaseException:
-        traceback.print_exc(file=sys.__stderr__)
+    except Exception:
+        link.send(("error", traceback.format_exc()))
     finally:
         os._exit(status)
