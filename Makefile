@@ -22,7 +22,7 @@ test: .venv/developing
 	@$(MAKE) --no-print-directory -j2 lint pytest  # beside each other: mypy runs on one core
 
 pytest: .venv/developing
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --workers auto
 
 lint: .venv/developing
 	$(BIN)/ruff check .

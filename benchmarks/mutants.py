@@ -49,7 +49,7 @@ def environment(tree: Path, scratch: Path) -> dict[str, str]:
 
 
 def pytest_command(scratch: Path, *words: str) -> list[str]:
-    quiet = ["-q", "--tb=no", "-p", "no:cacheprovider", "-p", "no:xdist", f"--basetemp={scratch / 'temporary'}"]
+    quiet = ["-q", "--tb=no", "-p", "no:cacheprovider", f"--basetemp={scratch / 'temporary'}"]
     return [sys.executable, "-m", "pytest", *quiet, *words]
 
 

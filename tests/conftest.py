@@ -14,7 +14,8 @@ import typer.main
 import typer.testing
 
 from tests.support.collection import note_collected
-from tests.support.shared_runs import made_once, read_builtin_models_once, train_imitator
+from tests.support.shared_runs import made_once, read_builtin_models_once, train_imitator, try_equal_models_once
+from tests.support.workers import Workers, number_of_workers
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a background shell starts its commands so; ours must end by it
@@ -33,21 +34,21 @@ typer.testing._get_command = cache(typer.main.get_command)  # else all commands 
 LONG = {"trust", "distributed", "pipelines"}
 
 
-# every other worker collects from the end: on a fresh clone each compiles one half of the tests, and finds the other
-BACKWARDS = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 2 == 1
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--workers", default="1", help="processes that run the tests, or auto: one for each core")
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_collect_directory() -> Iterator[None]:
-    folder = yield
-    if BACKWARDS and folder is not None:
-        forwards = folder.collect
-        folder.collect = lambda: reversed([*forwards()])
-    return folder
+WORKERS = pytest.StashKey[Workers]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[WORKERS] = Workers()
+    config.pluginmanager.register(config.stash[WORKERS])
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     read_builtin_models_once()
+    try_equal_models_once(lambda: any(patch._setattr or patch._setitem for patch in PATCHES))
     gc.freeze()  # what is there by now is never garbage
     gc.set_threshold(20_000, 10, 40)  # tests drop thousands of objects: to look through all that is left rarely pays
     gc.enable()
@@ -56,7 +57,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # around what pytest does to logs and warnings while tests run
 def pytest_runtestloop(session: pytest.Session) -> Iterator[None]:
     commands = sys.modules.get("tests.support.commands")  # of tests that start commands
-    if commands is not None and sys.platform == "linux" and not session.config.option.collectonly:
+    serves = commands is not None and sys.platform == "linux" and not session.config.option.collectonly
+    count = min(number_of_workers(session.config.option.workers), len(session.items))
+    if count > 1 and not session.config.option.collectonly and not session.testsfailed:
+        if serves:
+            commands.warm_up()
+        session.config.stash[WORKERS].fork(session, count, commands.fork_server if serves else lambda: None)
+    elif serves:
         commands.fork_server()
     return (yield)
 
@@ -72,6 +79,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def imitator(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The folder of a finished SFT run of the built-in model."""
     return str(made_once(tmp_path_factory, "sft", train_imitator))
+
+
+PATCHES: list[pytest.MonkeyPatch] = []  # of the test that runs
+
+
+@pytest.fixture(autouse=True)
+def noted_patches(request: pytest.FixtureRequest) -> Iterator[None]:
+    if "monkeypatch" in request.fixturenames:
+        PATCHES.append(request.getfixturevalue("monkeypatch"))
+    yield
+    PATCHES.clear()
 
 
 @pytest.fixture(autouse=True)

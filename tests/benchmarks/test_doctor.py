@@ -34,7 +34,13 @@ def runs(measure: ModuleType) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def slow(measure: ModuleType) -> dict[str, list[dict[str, Any]]]:
-    return {half: list(measure.slow_runs(half)) for half in measure.HALVES}
+    """Steps are drawn of those runs only whose steps a test looks at."""
+    slow_runs = importlib.import_module("slow_runs")
+    makers = slow_runs.STREAMS.items()
+    streams = {name: (kind, make if kind in SLOW else lambda *_: []) for name, (kind, make) in makers}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(slow_runs, "STREAMS", streams)
+        return {half: list(measure.slow_runs(half)) for half in measure.HALVES}
 
 
 def test_a_planted_fault_is_named(

@@ -25,7 +25,8 @@ def test_a_checkpoint_that_is_read_again_is_not_tried_again():
     assert tried("again", load_model("whetstone").model, dtype=torch.bfloat16) == 1
 
 
-def test_other_weights_and_other_modules_are_another_model():
+def test_other_weights_and_other_modules_are_another_model(monkeypatch):
+    monkeypatch.setattr(trials, "_VERDICTS", {})  # where something is patched, a model that was made here is tried anew
     moved, hooked, replaced = (load_model("whetstone").model for _ in range(3))
     with torch.no_grad():
         moved.model.layers[1].mlp.up_proj.weight[0, 0] += 1e-3

@@ -326,7 +326,7 @@ def test_sampler_and_trainer_agree(family: str) -> None:
     assert torch.cat(apart).mean() > 3 * torch.cat(gaps).mean()
 
 
-def test_weights_of_16_bits_are_tried_in_float32() -> None:
+def test_weights_of_16_bits_are_tried_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mistake that half precision would hide: one layer scales its output by a thousandth more."""
     model = model_of("llama")
     assert not fused_refusal(causal_lm(model, BF16))
@@ -334,8 +334,5 @@ def test_weights_of_16_bits_are_tried_in_float32() -> None:
     kind = type(other.model.layers[0].mlp)
     before = kind.forward
     lm = causal_lm(other, BF16)
-    try:
-        kind.forward = lambda self, x: before(self, x) * 1.001
-        assert "written-out layer 0 differs" in fused_refusal(lm)
-    finally:
-        kind.forward = before
+    monkeypatch.setattr(kind, "forward", lambda self, x: before(self, x) * 1.001)
+    assert "written-out layer 0 differs" in fused_refusal(lm)

@@ -15,7 +15,7 @@ import torch
 
 from whet.protocols import Reward
 from whet.reward import code_tests as code_tests_module
-from whet.reward.code_tests import CodeTests, code_of, code_tests, same_output, tests_of
+from whet.reward.code_tests import FLOOR_SECONDS, CodeTests, code_of, code_tests, same_output, tests_of
 from whet.reward.combine import RewardPart
 from whet.reward.failure import collected_reasons
 from whet.reward.find import find_reward
@@ -286,6 +286,7 @@ def test_every_mbpp_solution_passes_and_no_empty_one_does(name):
 
 ENDLESS = "def add(a, b):\n    while True: pass\n"
 SLEEPER = "import time\ndef add(a, b):\n    time.sleep(60)\n"
+FLOOR = 0.125  # instead of half a second: programs of these tests spend what they may
 # so many seconds of processor time, whatever the machine
 SLOW = (
     "import time\ndef add(a, b):\n    start = time.process_time()\n    while time.process_time() < start + {}: pass\n"
@@ -294,6 +295,8 @@ SLOW = (
 
 def test_a_gold_solution_sets_the_time_limit(monkeypatch):
     """A quick gold solution stops an endless program after half a second; a slow one gives its programs more."""
+    assert FLOOR_SECONDS == 0.5
+    monkeypatch.setattr("whet.reward.code_tests.FLOOR_SECONDS", FLOOR)
     reward = code_tests(workers=2, seconds=4)
     allowed: list[float] = []
     usual = CodeTests._jobs
@@ -304,17 +307,17 @@ def test_a_gold_solution_sets_the_time_limit(monkeypatch):
     slow = prompt(id="slow", tests=ASSERTIONS[:1], solution=f"```python\n{SLOW.format(0.15)}    return a + b\n```")
     wrong = prompt(id="wrong", tests=ASSERTIONS[:1], code="def add(a, b): return 0")
     bare = prompt(id="bare", tests=ASSERTIONS[:1])
-    late = f"{SLOW.format(0.7)}    return a + b\n"
+    late = f"{SLOW.format(0.2)}    return a + b\n"
     # no program of `quick` is late here, so its gold solution is not run
     assert reward.scores([quick, slow, bare], [RIGHT, late, RIGHT]) == [1.0, 1.0, 1.0]
-    assert allowed == [0.5, 0.5, 4, 4, 2] and reward.take_notes() == {}
+    assert allowed == [FLOOR, FLOOR, 4, 4, 2] and reward.take_notes() == {}
     allowed.clear()
     # known by now: 2 seconds from the first run on, and the slow prompt goes first
     assert reward.scores([quick, slow], [ENDLESS, late]) == [0.0, 1.0]
-    assert allowed == [2, 0.5, 4] and reward.take_notes() == {"code_timeouts": 1.0, "code_timeout_seconds": 0.5}
+    assert allowed == [2, FLOOR, 4] and reward.take_notes() == {"code_timeouts": 1.0, "code_timeout_seconds": FLOOR}
     allowed.clear()
     # a gold solution that fails says nothing
-    assert reward.scores([wrong], [late]) == [1.0] and allowed == [0.5, 4, 4]
+    assert reward.scores([wrong], [late]) == [1.0] and allowed == [FLOOR, 4, 4]
 
 
 def test_equal_programs_of_a_prompt_run_once_and_time_limits_are_counted(monkeypatch, caplog):
@@ -354,8 +357,9 @@ def test_an_evaluation_remembers_its_programs_and_counts_for_no_step(monkeypatch
 
 
 def test_a_slow_gold_solution_is_timed_before_it_is_waited_for(monkeypatch):
+    monkeypatch.setattr("whet.reward.code_tests.FLOOR_SECONDS", FLOOR)
     reward = code_tests(workers=2, seconds=4)
-    slow = prompt(id="slow", tests=ASSERTIONS[:1], code=f"{SLOW.format(0.6)}    return a + b\n")
+    slow = prompt(id="slow", tests=ASSERTIONS[:1], code=f"{SLOW.format(0.2)}    return a + b\n")
     quick, bare = prompt(id="quick", tests=ASSERTIONS[:1], code=RIGHT), prompt(id="bare", tests=ASSERTIONS[:1])
     reward.begin_timing_golds([slow, quick, bare])
     (timing,) = [thread for thread in threading.enumerate() if thread.name == "whet-golds"]
@@ -365,8 +369,8 @@ def test_a_slow_gold_solution_is_timed_before_it_is_waited_for(monkeypatch):
     monkeypatch.setattr(
         CodeTests, "_jobs", lambda self, program, seconds: allowed.append(seconds) or usual(self, program, seconds)
     )
-    late = f"{SLOW.format(0.7)}    return a + b\n"
-    assert reward.apart().scores([slow, quick], [late, RIGHT]) == [1.0, 1.0] and allowed == [4, 0.5]
+    late = f"{SLOW.format(0.25)}    return a + b\n"
+    assert reward.apart().scores([slow, quick], [late, RIGHT]) == [1.0, 1.0] and allowed == [4, FLOOR]
 
 
 def test_the_time_limit_is_no_part_of_what_a_reward_is():

@@ -54,26 +54,25 @@ def gated(gate_up, out):
 
 def attention(qkv, rows, heads, prompts, own, shares, out):
     """Row by row; nothing is kept of a row that is done, and a long prompt is read for its members only."""
-    size, half = heads.size, heads.size // 2
-    for row, (position, written) in enumerate(zip(rows[0].tolist(), rows[1].tolist(), strict=True)):
-        every = qkv[row].view(-1, size)
-        turned = torch.cat([-every[:, half:], every[:, :half]], -1)
-        every = torch.cat(
-            [
-                (every * heads.tables[0][position] + turned * heads.tables[1][position])[: -heads.num_key_heads],
-                every[-heads.num_key_heads :],
-            ]
-        )
-        query, *newest = every.split([heads.num_heads, heads.num_key_heads, heads.num_key_heads])
-        slot, held = int(prompts.slot[row]), []
-        seen = slot >= 0 and (shares is None or row in prompts.members[slot].tolist())
-        length = int(prompts.lengths[slot]) if seen else 0
+    size, half, fresh = heads.size, heads.size // 2, heads.num_key_heads
+    every = qkv.view(len(qkv), -1, size)
+    cosine, sine = (table[rows[0]][:, None] for table in heads.tables)
+    turned = every * cosine + torch.cat([-every[..., half:], every[..., :half]], -1) * sine
+    every = torch.cat([turned[:, :-fresh], every[:, -fresh:]], 1)
+    lengths, members = prompts.lengths.tolist(), prompts.members.tolist()
+    for row, (written, slot) in enumerate(zip(rows[1].tolist(), prompts.slot.tolist(), strict=False)):
+        query, *newest = every[row].split([heads.num_heads, fresh, fresh])
+        seen = slot >= 0 and (shares is None or row in members[slot])
+        length, held = lengths[slot] if seen else 0, []
         for prompt, mine, new in zip((prompts.keys, prompts.values), own, newest, strict=True):
             if written >= 0:
                 mine[row, :, written] = new
             held.append(torch.cat([prompt[slot, :, :length], mine[row, :, : max(0, written)], new[:, None]], 1))
-        key, value = (each.repeat_interleave(heads.num_heads // heads.num_key_heads, 0) for each in held)
-        out[row] = F.scaled_dot_product_attention(query[:, None], key, value, scale=heads.scale).flatten()
+        groups = heads.num_heads // fresh > 1
+        mixed = F.scaled_dot_product_attention(
+            query[None, :, None], held[0][None], held[1][None], scale=heads.scale, enable_gqa=groups
+        )
+        out[row] = mixed.flatten()
 
 
 def sample(logits, uniform, sampling, token, logp, ring=None, count=None):

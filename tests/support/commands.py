@@ -27,12 +27,17 @@ FORK = multiprocessing.get_context("forkserver")
 FORK.set_forkserver_preload(["tests.support.warm_start"])
 
 
+def warm_up() -> None:
+    """Import what commands import, and make their small run; once per process, and copies of it have it."""
+    importlib.import_module("tests.support.warm_start").run_once()
+
+
 def fork_server() -> None:
     """Start the server as a copy of this process, with its imports; without this it starts anew when it is needed."""
-    importlib.import_module("tests.support.warm_start").run_once()
+    warm_up()
     resource_tracker.ensure_running()
     with mock.patch.object(util, "spawnv_passfds", _copied), warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of threads: those of pytest-xdist hold nothing of ours
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which hold nothing of ours
         forkserver.ensure_running()
 
 

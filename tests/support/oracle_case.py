@@ -83,6 +83,20 @@ class Case:
         return self.parts[i][0] == 1 and self.reward[i] is not None
 
 
+class _Later(Case):
+    """Lists are made where a paper asks for them: none reads all."""
+
+    def __init__(self, **made):
+        self._made = {name: value for name, value in made.items() if callable(value)}
+        vars(self).update({name: value for name, value in made.items() if not callable(value)})
+
+    def __getattr__(self, name):
+        if name not in self._made:
+            raise AttributeError(name)
+        vars(self)[name] = made = self._made[name]()
+        return made
+
+
 def case_of(batch: TokenBatch, logp: torch.Tensor, extras: Extras, memory, learns=None, rows=None) -> Case:
     """`logp` and the extras may be leaves: gradients flow back to them. `rows`: which rows these are copies of."""
 
@@ -98,16 +112,16 @@ def case_of(batch: TokenBatch, logp: torch.Tensor, extras: Extras, memory, learn
         return rows
 
     steps = cut(batch.step_reward)
-    return Case(
-        logp=cut(logp, numbers=False),
-        old=cut(batch.old_logp),
-        behavior=cut(batch.behavior_logp),
-        ref=cut(batch.ref_logp),
-        teacher=cut(batch.teacher_logp),
+    return _Later(
+        logp=lambda: cut(logp, numbers=False),
+        old=lambda: cut(batch.old_logp),
+        behavior=lambda: cut(batch.behavior_logp),
+        ref=lambda: cut(batch.ref_logp),
+        teacher=lambda: cut(batch.teacher_logp),
         reward=[None if reward != reward else reward for reward in batch.reward.tolist()],
         groups=batch.group.tolist(),
         budget=batch.max_new_tokens,
-        value=cut(batch.value),
+        value=lambda: cut(batch.value),
         parts=batch.parts.tolist(),
         part_weight=batch.part_weight.tolist(),
         finished=batch.finished.tolist(),
@@ -116,22 +130,22 @@ def case_of(batch: TokenBatch, logp: torch.Tensor, extras: Extras, memory, learn
         reference_rewards=[[each for each in row if each == each] for row in batch.reference_rewards.tolist()],
         prompt=batch.prompt.tolist(),
         step_reward=None if steps is None else [[None if each != each else each for each in row] for row in steps],
-        segment=cut(batch.segment),
-        anchor=cut(batch.anchor),
-        entropy_before=cut(batch.entropy),
-        entropy=cut(extras.entropy, numbers=False),
-        top=[[list(each.unbind()) for each in row] for row in cut(extras.top_logp, numbers=False)],
-        chose_top=cut(extras.chose_top),
-        divergence=cut(extras.divergence, numbers=False),
-        from_teacher=cut(extras.teacher_divergence, numbers=False),
-        new_value=cut(extras.value, numbers=False),
+        segment=lambda: cut(batch.segment),
+        anchor=lambda: cut(batch.anchor),
+        entropy_before=lambda: cut(batch.entropy),
+        entropy=lambda: cut(extras.entropy, numbers=False),
+        top=lambda: [[list(each.unbind()) for each in row] for row in cut(extras.top_logp, numbers=False)],
+        chose_top=lambda: cut(extras.chose_top),
+        divergence=lambda: cut(extras.divergence, numbers=False),
+        from_teacher=lambda: cut(extras.teacher_divergence, numbers=False),
+        new_value=lambda: cut(extras.value, numbers=False),
         role=batch.role.tolist(),
         returned=[0.0] * batch.num_sequences if batch.returned is None else batch.returned.tolist(),
-        truncated=cut(batch.truncated),
-        observed=cut(logp, numbers=False, places=batch.observed),
-        demonstrated=cut(logp, numbers=False, places=batch.demonstrated),
+        truncated=lambda: cut(batch.truncated),
+        observed=lambda: cut(logp, numbers=False, places=batch.observed),
+        demonstrated=lambda: cut(logp, numbers=False, places=batch.demonstrated),
         episode=list(range(batch.num_sequences)) if batch.episode is None else batch.episode.tolist(),
-        node=cut(batch.node),
+        node=lambda: cut(batch.node),
         leaf=list(range(batch.num_sequences)) if rows is None else rows.tolist(),
         memory=dict(memory),
         dropped=None if learns is None else [[not each for each in row] for row in cut(learns)],

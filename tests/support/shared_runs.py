@@ -12,11 +12,14 @@ from typing import Any
 
 import pytest
 
+from tests.support.workers import common_folder
+
+MADE_HERE = "made by a test"
+
 
 def made_once(temporary: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
     """The folder `name` of this session; other workers wait while the first one makes it."""
-    base = temporary.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared" / name
+    folder = common_folder(temporary) / "shared" / name
     folder.parent.mkdir(exist_ok=True)
     done = folder.with_suffix(".done")
     with folder.with_suffix(".lock").open("w") as lock:
@@ -42,6 +45,28 @@ def read_builtin_models_once() -> None:
         return deepcopy(originals[source, dtype])
 
     load.read_pair = read_pair
+
+
+def try_equal_models_once(is_patched: Callable[[], bool]) -> None:
+    """Hundreds of tests make the same small models: what one of them tried out holds for the others, as it does for
+    copies of a checkpoint; not in a test that patches something."""
+    trials = sys.modules.get("whet.model.trials")
+    if trials is None:
+        return
+    signature, note = trials._signature, trials._note
+
+    def of_any_model(lm: Any) -> Any:
+        config = getattr(lm.model, "config", None)
+        if getattr(config, "_name_or_path", None) != "" or is_patched():
+            return signature(lm)
+        config._name_or_path = MADE_HERE
+        try:
+            return signature(lm)
+        finally:
+            config._name_or_path = ""
+
+    trials._signature = of_any_model
+    trials._note = lambda name, key, model: Path(os.devnull, "no") if key[0] == MADE_HERE else note(name, key, model)
 
 
 def train_imitator(folder: Path) -> None:

@@ -186,20 +186,20 @@ def add_adapters(
 def uncalled_layers(model: Any) -> set[str]:
     """Last names of linear layers whose weight is read by the module around them, and which it never calls: an adapter
     beside such a weight would get no gradient. Mamba's dt_proj is one."""
-    names = set()
+    kinds: dict[type, set[str]] = {}  # one search per kind: its source is parsed to be found
     for module in model.base_model.modules():
-        for name, layer in module.named_children():
-            if type(layer) is nn.Linear and name not in names and not _calls(type(module), name):
-                names.add(name)
-    return names
+        names = {name for name, layer in module.named_children() if type(layer) is nn.Linear}
+        if names:
+            kinds.setdefault(type(module), set()).update(names)
+    return {name for kind, names in kinds.items() for name in _uncalled(kind, names)}
 
 
-def _calls(kind: type, name: str) -> bool:
+def _uncalled(kind: type, names: Collection[str]) -> list[str]:
     try:
         source = inspect.getsource(kind)
     except (OSError, TypeError):  # written in a notebook, or compiled
-        return True
-    return f"self.{name}(" in source or f"self.{name}.weight" not in source
+        return []
+    return [name for name in names if f"self.{name}(" not in source and f"self.{name}.weight" in source]
 
 
 def _chosen(

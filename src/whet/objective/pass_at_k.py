@@ -55,34 +55,24 @@ class _RightAmongK(GroupBaseline):
         raise NotImplementedError
 
     def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
-        right = right_completions(batch)
-        index, count = group_index(batch.group)
-        advantage = torch.zeros_like(batch.reward)
-        for place in range(count):
-            rows, first = _attempts((index == place) & ~right.isnan(), batch)
-            if len(first) >= self.smallest_group:
-                members = torch.tensor(
-                    self.members(right[first].tolist()), dtype=advantage.dtype, device=advantage.device
-                )
-                advantage[rows] = members[_place(rows, first, batch)]
-        return on_actions(advantage, batch)
+        return _among_episodes(right_completions(batch), batch, self.members, self.smallest_group)
 
 
-def _attempts(counted: Tensor, batch: TokenBatch) -> tuple[Tensor, Tensor]:
-    """The counted rows, and one of each episode among them."""
-    rows = counted.nonzero()[:, 0]
-    if batch.episode is None:
-        return rows, rows
-    seen: dict[int, int] = {}
-    for row, episode in zip(rows.tolist(), episode_index(batch)[0][rows].tolist(), strict=True):
-        seen.setdefault(episode, row)
-    return rows, torch.tensor(list(seen.values()), dtype=torch.long, device=rows.device)
-
-
-def _place(rows: Tensor, first: Tensor, batch: TokenBatch) -> Tensor:
-    """Where the episode of each row stands among those of `first`."""
-    index, _ = episode_index(batch)
-    return (index[rows][:, None] == index[first][None]).int().argmax(-1)
+def _among_episodes(
+    values: Tensor, batch: TokenBatch, members: Callable[[Sequence[float]], list[float]], least: int
+) -> Tensor:
+    """The advantages that `members` finds from the value of each scored episode of a group; 0 in groups of fewer."""
+    episodes, known = episode_index(batch)[0].tolist(), values.tolist()
+    groups: dict[int, dict[int, float]] = {}
+    for group, episode, value in zip(batch.group.tolist(), episodes, known, strict=True):
+        if value == value:  # not NaN
+            groups.setdefault(group, {}).setdefault(episode, value)
+    worth: dict[int, float] = {}
+    for found in groups.values():
+        if len(found) >= least:
+            worth.update(zip(found, members([*found.values()]), strict=True))
+    advantage = [worth.get(episode, 0.0) * (value == value) for episode, value in zip(episodes, known, strict=True)]
+    return on_actions(values.new_tensor(advantage), batch)
 
 
 class PassAtK(_RightAmongK):
@@ -138,16 +128,14 @@ class BestMinusSecond(GroupBaseline):
     in_symbols: ClassVar[str] = "[best of the group] (R - R_second)"
 
     def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
-        index, count = group_index(batch.group)
-        advantage = torch.zeros_like(batch.reward)
-        reward = episode_mean(batch.reward, batch)
-        for place in range(count):
-            rows, first = _attempts((index == place) & ~batch.reward.isnan(), batch)
-            if len(first) >= 2:
-                best = reward[first].topk(2)
-                wins = _place(rows, first, batch) == best.indices[0]
-                advantage[rows[wins]] = best.values[0] - best.values[1]
-        return on_actions(advantage, batch)
+        scored = torch.where(batch.reward.isnan(), float("nan"), episode_mean(batch.reward, batch))
+        return _among_episodes(scored, batch, _lead, 2)
+
+
+def _lead(rewards: Sequence[float]) -> list[float]:
+    best = max(range(len(rewards)), key=rewards.__getitem__)
+    second = max(reward for place, reward in enumerate(rewards) if place != best)
+    return [rewards[best] - second if place == best else 0.0 for place in range(len(rewards))]
 
 
 STEEPEST = 2.0**20  # beta of a group in which no finite one spends its nats: the best alone

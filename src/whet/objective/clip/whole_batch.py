@@ -113,6 +113,8 @@ class BalancedBand(StepClip):
         while low < self.low_most and bool(gained < bad(low)):
             low = min(low + self.step, self.low_most)
         lost = bad(low)
+        if bool(good(self.high_most) < lost):
+            return low, self.high_most
         while high < self.high_most and bool(good(high) < lost):
             high = min(high + self.step, self.high_most)
         return low, high
