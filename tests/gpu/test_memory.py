@@ -1,6 +1,7 @@
 """Weights of 16 bits on a CUDA device: graphs and trainer agree, there is one copy, and steps are not lost."""
 
 import gc
+from dataclasses import replace
 
 import pytest
 import torch
@@ -56,6 +57,8 @@ def adapted(model, merged=False):
 
 
 def gap_of(lm):
+    """Between sampler and trainer, as a run of RL has them."""
+    lm = replace(lm, follows_sampler=True)
     engine = TorchEngine(lm, Words(), (), context=1024)
     requests = [Request(tuple(range(5 + row, 5 + row + 300)), 10 * row + copy) for row in range(3) for copy in range(6)]
     samples = engine.generate(requests, Sampling(64))
