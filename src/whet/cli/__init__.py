@@ -41,12 +41,12 @@ class _Commands(TyperGroup):
         with _interruptions():
             return super().invoke(ctx)
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name == "study":  # of 0.2
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] == "study":  # of 0.2
             from whet.types import WhetError
 
             raise WhetError("whet study overoptimization is called `whet pipeline overoptimization` now")
-        return super().get_command(ctx, cmd_name)
+        return super().resolve_command(ctx, args)
 
 
 @contextlib.contextmanager
