@@ -70,7 +70,7 @@ def test_a_run_that_selects_more_keeps_the_marks_and_marking_keeps_the_rows(tmp_
 def test_a_mark_written_by_hand_counts_until_there_is_another(tmp_path):
     write_review(tmp_path, rows())
     path = tmp_path / "review.jsonl"
-    path.write_text(path.read_text().replace('"mark": null', '"mark": "bad"', 1))
+    path.write_text(path.read_text().replace('"mark": null', '"mark": "wrong"', 1))
     assert read_review(tmp_path)[0]["mark"] == "wrong"
     append_marks(tmp_path, [SampleMark(read_review(tmp_path)[0]["id"], "good")])
     assert read_review(tmp_path)[0]["mark"] == "good"
@@ -81,12 +81,12 @@ def test_a_mark_written_by_hand_counts_until_there_is_another(tmp_path):
 def test_downloaded_marks_add_what_is_new(tmp_path):
     write_review(tmp_path / "run", rows())
     listed = read_review(tmp_path / "run")
-    said = [{**listed[0], "mark": "bad", "note": "old name"}, {**listed[1], "mark": None}]
+    said = [{**listed[0], "mark": "wrong", "note": "too short"}, {**listed[1], "mark": None}]
     (tmp_path / "saved.jsonl").write_text("".join(json.dumps(row) + "\n" for row in said))
     for _ in range(2):
         take_marks(tmp_path / "run", tmp_path / "saved.jsonl")
         assert read_sample_marks(tmp_path / "run") == {
-            listed[0]["id"]: SampleMark(listed[0]["id"], "wrong", "old name")
+            listed[0]["id"]: SampleMark(listed[0]["id"], "wrong", "too short")
         }
     assert (tmp_path / "run" / MARKS_LOG).read_text().count("\n") == 1
 
