@@ -35,7 +35,7 @@ LONG = {"trust", "distributed", "pipelines"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--workers", default="1", help="processes that run the tests, or auto: one for each core")
+    parser.addoption("--workers", default="1", help="processes that run the tests, or auto: one more than cores")
 
 
 WORKERS = pytest.StashKey[Workers]()

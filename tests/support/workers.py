@@ -34,7 +34,8 @@ def common_folder(temporary: pytest.TempPathFactory) -> Path:
 def number_of_workers(wanted: str) -> int:
     if wanted != "auto":
         return int(wanted)
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores + 1  # tests wait for processes, clocks and disks, and a core would wait with them
 
 
 class Stock:
