@@ -49,6 +49,14 @@ def test_a_run_that_samples_says_how_completions_are_written(monkeypatch):
     assert assembled(**data).facts["decode path"] == "the model's own layers on whet's buffers (a norm is unknown)"
 
 
+def test_only_who_trains_on_what_it_has_just_written_reads_the_samplers_copies():
+    data = {"data": {"source": "task:arithmetic"}, "batch": {"prompts_per_step": 2}, "eval": {"prompts": 2}}
+    assert assembled(**data).trainer._models.policy.follows_sampler
+    late = assembled(**data, scale={"max_staleness": 1}, objective={"mismatch": "truncate"})
+    assert not late.trainer._models.policy.follows_sampler
+    late.close()
+
+
 def test_an_engine_that_does_not_say_how_it_decodes_is_named(monkeypatch):
     monkeypatch.delattr("whet.rollout.torch_engine.TorchEngine.path_for")
     data = {"data": {"source": "task:arithmetic"}, "batch": {"prompts_per_step": 2}, "eval": {"prompts": 2}}
