@@ -16,8 +16,8 @@ reading the prompt and the answers, and all that happens between two turns, is i
     single        as many tokens in one turn, to prompts that are as much longer as the answers are long
     single_short  the same without the answers: a shorter context
 
-Weights are random, of a real model's shape, and no token ends a turn. Rounds of all kinds alternate, and the median
-counts. A `share` is the rate over that of `single`, both of this run.
+Weights are random, of a real model's shape, and no token ends a turn. The median of a kind's rounds counts. A `share`
+is the rate over that of `single`, both of this run. Garbage is collected as seldom as in a run of `whet train`.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from bench_models import SHAPES
 from gpu_step import machine_for, told
 from results_file import add_results_flag, write_results
 
+from whet.api.session import gc_seldom
 from whet.data.call_formats import Calls
 from whet.data.chat import prompt_tokens
 from whet.data.tool_syntax import ToolCall
@@ -93,6 +94,7 @@ TEMPLATE = (
 )
 KINDS = ("multi", "ragged", "episodes", "tools", "single", "single_short")
 FRAME = 4  # tokens that it writes around an answer: the end of the turn before, two roles, an end
+WARM_UP = 3  # rounds of a kind that do not count
 TOOLS = 2  # tokens that it writes where there are tools
 
 
@@ -283,14 +285,14 @@ def measured(machine: Runtime, shape: ConversationShape, rounds: int, chosen: Se
     engine = unending(machine).engine
     every = kinds_of(machine, engine, shape)
     kinds = {kind: every[kind] for kind in every if kind in chosen or kind == "single"}
-    for _ in range(2):  # kernels are compiled, buffers grow, and graphs are made on the last ones
-        for run in kinds.values():
-            run(1)
+    # one kind after the other, as a run has the same kind in every step: buffers and graphs stay those of the last
+    # round where they fit it, and every other shape makes them anew
+    played_by_kind: dict[str, list[Played]] = {}
     begin_peak(machine.policy.device)
-    played_by_kind: dict[str, list[Played]] = {kind: [] for kind in kinds}
-    for number in range(rounds):
-        for kind, run in kinds.items():
-            played_by_kind[kind].append(run(100 + number))
+    for kind, run in kinds.items():
+        for _ in range(WARM_UP):  # kernels are compiled, buffers grow, and graphs are made on the last ones
+            run(1)
+        played_by_kind[kind] = [run(100 + number) for number in range(rounds)]
     plain = Sampling(shape.turn)
     rates = {
         kind: median(episode.tokens / episode.seconds for episode in played) for kind, played in played_by_kind.items()
@@ -332,7 +334,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             torch.cuda.empty_cache()
         machine = machine_for(name, device, chosen)
         record = {"model": machine.facts["model"], "dtype": machine.facts["dtype"]}
-        record.update(measured(machine, TINY if chosen.tiny else ConversationShape(), chosen.rounds, kinds))
+        gc.freeze()
+        with gc_seldom():
+            record.update(measured(machine, TINY if chosen.tiny else ConversationShape(), chosen.rounds, kinds))
         print("\n".join([name, *told(record)]), flush=True)
         print(f"  took {time.perf_counter() - begin:.0f} s with building the model", flush=True)
         results[name] = record

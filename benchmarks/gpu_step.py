@@ -45,7 +45,7 @@ from whet.tools.bench.benchmark import (
     timed_steps,
     unending,
 )
-from whet.training.assembly.runtime import Runtime, decode_facts
+from whet.training.assembly.runtime import Runtime, decode_facts, sized_passes
 from whet.types import Request, Sample, Sampling, StopReason
 
 TINY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -62,7 +62,7 @@ class Sizes:
     """What each part works on."""
 
     step: RolloutShape = STEP
-    micro_batch_tokens: int = 32 * 640  # what the peers had in a pass
+    micro_batch_tokens: int = 0  # as it comes
     rollout: tuple[int, ...] = (256, 1024)  # sequences
     group_size: int = 8
     prompt_tokens: int = 128
@@ -144,6 +144,7 @@ def part_step(machine: Runtime, name: str, sizes: Sizes, settings: dict[str, Any
     steps = timed_steps(trainer, sizes.seconds, device, least=1)
     return {
         "shape": str(shape),
+        "micro_batch_tokens": sized_passes(config, machine.policy).batch.micro_batch_tokens,
         "first_step_s": first,
         "step_s": median(step.reading.seconds for step in steps),
         **{f"{phase}_s": median(step.seconds[phase] for step in steps) for phase in ("rollout", "reward", "train")},
@@ -356,6 +357,7 @@ def main() -> None:
     parser.add_argument("--sequences", help="of the rollout, e.g. 256 or 256,1024")
     parser.add_argument("--precision", default="auto", choices=("auto", "fp32", "bf16"))
     parser.add_argument("--recompute", default="auto", choices=("auto", "none", "wide", "layers"))
+    parser.add_argument("--micro-batch-tokens", type=int, help="of the steps; default: as it comes")
     parser.add_argument("--tiny", action="store_true", help="small shapes, on the CPU where there is no GPU")
     add_results_flag(parser, "gpu")
     chosen = parser.parse_args()
@@ -369,6 +371,8 @@ def main() -> None:
     sizes = SMALL if chosen.tiny else Sizes()
     if chosen.sequences:
         sizes = replace(sizes, rollout=tuple(int(count) for count in chosen.sequences.split(",")))
+    if chosen.micro_batch_tokens:
+        sizes = replace(sizes, micro_batch_tokens=chosen.micro_batch_tokens)
     for part in chosen.parts.split(","):
         for name in (chosen.model or MODELS[part]).split(","):
             begun = time.perf_counter()

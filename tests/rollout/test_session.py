@@ -99,8 +99,9 @@ def plainly_written(family, fast):
     return from_scratch(engine_of(model_of(family), fast=fast), requests_of(), Sampling(max_new_tokens=14))
 
 
-def through(session, requests, release=True, delay=0):
-    """The same through a session; an answer comes `delay` looks later, for some conversations twice that."""
+def through(session, requests, release=True, delay=0, ahead=0):
+    """The same through a session; an answer comes `delay` looks later, for some conversations twice that. Behind every
+    `ahead` of them what is there is read."""
     written = [[] for _ in requests]
     of, asked = {}, {}
     waiting = []  # (look, number, request)
@@ -116,6 +117,8 @@ def through(session, requests, release=True, delay=0):
             of[fresh], asked[fresh] = number, request
             session.add(fresh, request)
             fresh += 1
+            if ahead and not fresh % ahead:
+                session.read_ahead()
         for ticket, sample in session.advance():
             number = of[ticket]
             written[number].append(sample)
@@ -349,11 +352,11 @@ def test_stops_and_supports_on_a_device_that_runs_ahead(path, devices, monkeypat
     """Texts and sequences of tokens are noticed late: what was drawn behind them leaves nothing in the row."""
     (sampling, expected), model = stopped(), model_of("llama")
     by_path("llama", path, monkeypatch)
-    for (steps, behind, rows), delay in itertools.product(devices, (0, 2)):
+    for (steps, behind, rows), (delay, ahead) in itertools.product(devices, ((0, 0), (2, 0), (0, 2))):
         backend = type("Backend", (RunsAhead,), {"steps": steps, "behind": behind, "slots": 3})
         monkeypatch.setattr(torch_engine, "BufferBackend", backend)
         with engine_of(model, rows_per_batch=rows).session(sampling, SHAPE) as session:
-            written = through(session, requests_of(), delay=delay)
+            written = through(session, requests_of(), delay=delay, ahead=ahead)
         assert_equal(written, expected)
         for mine, theirs in zip(written, expected, strict=True):
             for one, other in zip(mine, theirs, strict=True):

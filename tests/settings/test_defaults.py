@@ -173,8 +173,8 @@ def test_online_preferences_sample():
 
 
 SIZES = {
-    "grpo": ("prompts_per_step", "group_size", "updates_per_step", "epochs_per_batch", "micro_batch_tokens"),
-    "sft": ("rows_per_step", "micro_batch_tokens"),
+    "grpo": ("prompts_per_step", "group_size", "updates_per_step", "epochs_per_batch"),
+    "sft": ("rows_per_step",),
 }
 
 

@@ -70,5 +70,6 @@ def _asked(
     # the run of a large model, whatever it is called, unless the built-in one itself is meant
     name = model if is_small(model) else "planned/model"
     config = resolved(method, {"model": {"name": name}}, settings or {}, layer, width=shape.hidden)
-    work = workload(config, shape, prompt_tokens, on_cpu=room.is_cpu, eval_prompts=config.eval.prompts)
+    evals = config.eval.prompts
+    work = workload(config, shape, prompt_tokens, on_cpu=room.is_cpu, memory=room.memory, eval_prompts=evals)
     return room, work, config.scale

@@ -372,6 +372,8 @@ def micro_batches(blocks: Sequence[BlockSize], micro_batch_tokens: int, packed: 
 
     Everything that is cut by tokens is cut here.
     """
+    if micro_batch_tokens < 1:
+        raise ValueError(f"micro_batch_tokens is {micro_batch_tokens}: a device has to be known first (`sized_passes`)")
     batches: list[list[int]] = []
     rows = computed = 0
     for number in sorted(range(len(blocks)), key=lambda number: blocks[number].width):

@@ -17,7 +17,7 @@ import time
 import types
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,7 @@ class CallBundle:
 
     def __init__(self) -> None:
         self._tasks: dict[CallPool, deque[_Task]] = {}
+        self._last: list[Future[Any]] = []  # of each pool, behind all others
 
     def add(self, pool: CallPool, task: _Task) -> None:
         self._tasks.setdefault(pool, deque()).append(task)
@@ -54,7 +55,13 @@ class CallBundle:
         finally:
             _gathering.bundle = None
             for pool, tasks in self._tasks.items():
+                self._last.append(Future())
+                tasks.append((self._last[-1], bool, ()))
                 pool.start(tasks)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait at most so long; True where every call was made, or was at least begun after `spread`."""
+        return not wait(self._last, seconds).not_done
 
     def spread(self) -> None:
         """Let other threads make the calls that are not begun: one of them takes its time."""

@@ -84,6 +84,12 @@ class DecodeSession:
         samples = self._samples_of(written, version=self._version)
         return [(drawn.number, sample) for drawn, sample in zip(written, samples, strict=True)]
 
+    def read_ahead(self) -> None:
+        """Let a device read what was added before anybody writes on: it computes while more is made ready."""
+        if self._backend.looks_behind:
+            with self._mode(), self._backend.running():
+                self._scheduler.read_ahead()
+
     def progress(self) -> dict[int, list[int]]:
         """The tokens so far of each request that is being written, without those of earlier weights."""
         return self._scheduler.progress()

@@ -22,7 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -61,6 +61,7 @@ from whet.types import (
 )
 
 WAIT_SECONDS, WAIT_SHARE = 0.25, 0.05  # waiting that is next to nothing: so much, and this share of the time written
+PIECE = 128  # turns that ended together, whose answers are asked for and read before the next
 SPREAD_SECONDS = 0.002  # after which environments that are asked together are asked side by side
 MOST_FAILURES = 20  # failures in words that are kept for the report
 
@@ -364,10 +365,14 @@ class _Play:
         started = time.monotonic()
         written = self.session.advance()
         self._runner._patience.wrote(time.monotonic() - started)
-        with self._asking():
-            for request, sample in written:
-                if request in self._writing:  # else it was told early
-                    self._written(self._writing.pop(request), sample)
+        for start in range(0, len(written), PIECE):
+            if start and self._runner._patience.left:  # the device reads these answers while the next are asked for
+                self._take_answers(must_come=False)
+                self.session.read_ahead()
+            with self._asking():
+                for request, sample in written[start : start + PIECE]:
+                    if request in self._writing:  # else it was told early
+                        self._written(self._writing.pop(request), sample)
 
     def _asking(self) -> AbstractContextManager[None]:
         """Environments that have been quick so far are asked together; others must not wait for each other."""
@@ -416,13 +421,14 @@ class _Play:
         else:
             future.add_done_callback(lambda _: self._answered.put(call))
 
-    def _take_answers(self) -> None:
-        """Take in the answers that have come, in the order of the episodes; wait for one where nobody can write."""
+    def _take_answers(self, must_come: bool = True) -> None:
+        """Take in the answers that have come, in the order of the episodes; wait for one where nobody can write, if one
+        `must_come`."""
         if not self._calls:
             return
         runner, started = self._runner, time.monotonic()
         self._collect(wait_until=None)
-        while not self._come and self.session.is_idle and self._calls:
+        while must_come and not self._come and self.session.is_idle and self._calls:
             self._collect(wait_until=self._next_deadline(), any_will_do=True)
             if self._expire():
                 break
@@ -457,10 +463,14 @@ class _Play:
                 if wait_until is not None:
                     self._spread()
                 return False
-            try:
-                self._note_answer(self._answered.get(timeout=min(left, SPREAD_SECONDS) if self._bundles else left))
-            except queue.Empty:
-                self._spread()
+            if self._bundles:  # woken once for all of them: threads that take turns cost more than such calls
+                if self._bundles[-1].wait(min(left, SPREAD_SECONDS)):
+                    self._bundles.pop()
+                elif self._answered.empty():
+                    self._spread()
+                continue
+            with suppress(queue.Empty):
+                self._note_answer(self._answered.get(timeout=left))
 
     def _note_answer(self, call: _EnvironmentCall) -> None:
         """An episode may have gone on without this call, and wait for another one."""

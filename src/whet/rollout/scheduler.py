@@ -687,6 +687,10 @@ class DecodeScheduler:
         ready = before if steps and self._backend.looks_behind else len(self._handed_in)
         return [written for _ in range(ready) for written in self._hand_out(self._handed_in.popleft())]
 
+    def read_ahead(self) -> None:
+        """Let rows that are continued read on, where they are; nobody writes on."""
+        self._read_on()
+
     def _go_on(self) -> int:
         self._enter()
         steps = self._next_steps()
@@ -890,15 +894,20 @@ class DecodeScheduler:
         self._forgotten_parts = first
         return supports
 
-    def _enter(self) -> None:
-        """Let rows that are continued read on, give free rows to requests that wait, and let each draw a token."""
+    def _read_on(self, moves: bool = False) -> None:
+        """Let rows that are continued read on and draw a token, once it is worth it; `moves`: together with others."""
         turn_tokens = self._num_left and self._left_tokens / self._num_left
         # prompts that are read now may begin with what a row is about to read
         sooner = self._backend.resumes and bool(self._waiting)
         if self._ready and (sooner or self._backend.may_extend(len(self._ready), self._num_writing, turn_tokens)):
             rows, self._ready = self._ready, []
-            self._move_together(rows)
+            if moves:
+                self._move_together(rows)
             self._draw_first(rows, self._opened(rows), self._extend(rows))
+
+    def _enter(self) -> None:
+        """Let rows that are continued read on, give free rows to requests that wait, and let each draw a token."""
+        self._read_on(moves=True)
         while self._waiting:
             free = [position for position, row in enumerate(self._rows) if row is None]
             free += range(len(self._rows), self._backend.num_rows)

@@ -99,6 +99,11 @@ class LateSession:
     def advance(self) -> list[tuple[int, Sample]]:
         return self._open().advance()
 
+    def read_ahead(self) -> None:
+        """Let a device begin with what was added, where the engine's session can (`DecodeSession.read_ahead`)."""
+        if read_ahead := getattr(self._session, "read_ahead", None):
+            read_ahead()
+
     def _open(self) -> Session:
         if self._session is None:
             longest = max((len(waiting.tokens) for waiting in self._waiting.values()), default=0)

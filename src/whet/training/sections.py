@@ -9,6 +9,21 @@ from pydantic import Field, model_validator
 from whet.settings.bounds import COLDEST, MOST_ROWS, MOST_STEPS, MOST_WEIGHT
 from whet.settings.sections import Section, Table
 
+LEAST_PASS, MOST_PASS = 16384, 65536  # tokens
+PASS_SHARE = 0.25  # of a GPU's memory, for what a pass keeps for its backward pass
+KEPT = 8  # numbers that a written-out layer keeps of a token per unit of its width, its wide rows computed again
+PASS_WORDS = (
+    "tokens per forward and backward pass: affects memory, never the gradient; 0: 16384, and up to 65536 where a "
+    "quarter of the GPU's memory holds them"
+)
+
+
+def pass_tokens(asked: int, width: int, layers: int, memory: float, number_bytes: int = 2) -> int:
+    """Tokens per pass: as asked for, or the power of two that a GPU with so many bytes has room for; 0 for no GPU."""
+    kept = KEPT * number_bytes * width * layers
+    roomy = [size for size in (LEAST_PASS << 1, MOST_PASS) if size * kept <= PASS_SHARE * memory]
+    return asked or max(roomy, default=LEAST_PASS)
+
 
 class BatchSection(Section):
     """How many completions a step draws, and how they are divided into updates."""
@@ -22,9 +37,7 @@ class BatchSection(Section):
     staleness: int = Field(
         0, ge=0, le=1000, description="how many policy versions completions lie behind, as with an asynchronous sampler"
     )
-    micro_batch_tokens: int = Field(
-        16384, ge=1, le=2**40, description="tokens per forward and backward pass: affects memory, never the gradient"
-    )
+    micro_batch_tokens: int = Field(0, ge=0, le=2**40, description=PASS_WORDS)
     routing_replay: Literal["none", "sampler", "trainer"] = Field(
         "none",
         description="mixtures of experts: training uses the experts that the sampler chose (R3), or that the trainer "
@@ -38,9 +51,7 @@ class RowsSection(Section):
     rows_per_step: int = Field(
         32, ge=1, le=MOST_ROWS, description="demonstrations, pairs or completions per optimizer step"
     )
-    micro_batch_tokens: int = Field(
-        16384, ge=1, le=2**40, description="tokens per forward and backward pass: affects memory, never the gradient"
-    )
+    micro_batch_tokens: int = Field(0, ge=0, le=2**40, description=PASS_WORDS)
     packed: bool = Field(True, description="pack rows one after another if the model can keep them apart; else pad")
 
 

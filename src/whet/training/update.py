@@ -447,7 +447,8 @@ def optimizer_step(
     A gradient of exactly zero, which `on_zero` may refuse, leaves weights and moments as they are.
     """
     # checked first: clipping by a norm that is not a number would spread it over every gradient
-    norm = total_norm(model)
+    trained = [parameter for parameter in model.parameters() if parameter.grad is not None]
+    norm = total_norm(trained)
     size = float(norm)
     if not math.isfinite(size):
         gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
@@ -461,17 +462,15 @@ def optimizer_step(
             on_zero()
         optimizer.zero_grad(set_to_none=True)
         return 0.0
-    torch.nn.utils.clip_grads_with_norm_(model.parameters(), max_gradient_norm, norm)
+    torch.nn.utils.clip_grads_with_norm_(trained, max_gradient_norm, norm)
     optimizer.step()
     merge_adapters(model)
     return size
 
 
-def total_norm(model: nn.Module) -> Tensor:
-    """The norm of the gradient over all shards."""
-    norm = torch.nn.utils.get_total_norm(
-        [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    )
+def total_norm(parameters: Sequence[Tensor]) -> Tensor:
+    """The norm of the parameters' gradient over all shards."""
+    norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
     whole: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
     return whole
 

@@ -7,13 +7,15 @@ from types import SimpleNamespace
 import pytest
 
 import whet
+from whet.data.packing import BlockSize, micro_batches
 from whet.model.block import NotDescribed
 from whet.model.reference import AdapterFreeReference
 from whet.training.assembly import references, runtime
 from whet.training.assembly.assembly import assemble
 from whet.training.assembly.engines import thread_choice
-from whet.training.assembly.runtime import load_runtime
+from whet.training.assembly.runtime import load_runtime, sized_passes
 from whet.training.config import resolved, resolved_evaluation
+from whet.training.sections import pass_tokens
 from whet.types import WhetError
 
 
@@ -130,3 +132,30 @@ def test_with_adapters_the_reference_is_the_base_unless_both_are_asked_in_one_pa
         references.build_reference(config, runtime, "frozen", {"divergence"})
     with pytest.raises(WhetError, match=r"objective\.reference=ema moves the reference"):
         references.build_reference(config, runtime, "ema")
+
+
+def test_a_pass_is_as_large_as_a_quarter_of_the_gpu_holds():
+    gigabytes = 1e9
+    sizes = {  # width, layers -> tokens of a pass on GPUs of 24, 48, 80 and 141 GB
+        (576, 30): (16384, 32768, 65536, 65536),
+        (896, 24): (16384, 32768, 32768, 65536),
+        (1536, 28): (16384, 16384, 16384, 32768),
+        (3584, 28): (16384, 16384, 16384, 16384),
+    }
+    for (width, layers), expected in sizes.items():
+        found = tuple(pass_tokens(0, width, layers, memory * gigabytes) for memory in (24, 48, 80, 141))
+        assert found == expected, (width, layers)
+    assert pass_tokens(0, 576, 30, 80 * gigabytes, 4) == 32768
+    assert pass_tokens(100, 576, 30, 80 * gigabytes) == 100
+    assert pass_tokens(0, 576, 30, 0) == 16384
+
+
+def test_passes_are_sized_when_the_model_is_there():
+    config = resolved("sft", {"model": {"name": "whetstone", "device": "cpu"}})
+    assert config.batch.micro_batch_tokens == 0
+    policy = load_runtime(config).policy
+    assert sized_passes(config, policy).batch.micro_batch_tokens == 16384
+    asked = resolved("sft", {"model": {"name": "whetstone"}, "batch": {"micro_batch_tokens": 300}})
+    assert sized_passes(asked, policy).batch.micro_batch_tokens == 300
+    with pytest.raises(ValueError, match="micro_batch_tokens is 0"):
+        micro_batches([BlockSize(1, 4, 4)], 0, packed=True)

@@ -26,7 +26,7 @@ from whet.settings.layers import merged
 from whet.tools.bench import meter
 from whet.tools.bench.meter import Meter, Reading
 from whet.training.assembly.rl import build_objective, build_rl_trainer
-from whet.training.assembly.runtime import Runtime, load_runtime
+from whet.training.assembly.runtime import Runtime, load_runtime, sized_passes
 from whet.training.config import PolicyConfig, resolved
 from whet.training.rl import RLTrainer
 from whet.types import Prompt, Request, Sample, Sampling, WhetError
@@ -59,6 +59,7 @@ def benchmark(
     batch = config.batch
     shape = RolloutShape(batch.prompts_per_step, batch.group_size, shape.prompt_tokens, config.sampling.max_new_tokens)
     runtime = unending(load_runtime(config), config.sampling.engine)
+    config = sized_passes(config, runtime.policy)
     device, dtype = runtime.policy.device, runtime.policy.dtype
     kinds = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.bfloat16)}
     rates = {name: matrix_rate(device, kind, seconds / 4) for name, kind in kinds.items()}
@@ -160,6 +161,7 @@ def random_prompts(runtime: Runtime, shape: RolloutShape, seed: int) -> list[tup
 def bench_trainer(config: PolicyConfig, runtime: Runtime, prompts: Sequence[tuple[int, ...]]) -> RLTrainer:
     """The loop's own trainer over these prompts; the reward is the share of even tokens in a completion."""
     dataset = PromptDataset([Prompt(f"bench/{number}", (), text="") for number in range(len(prompts))], list(prompts))
+    config = sized_passes(config, runtime.policy)
     return build_rl_trainer(
         config, build_objective(config), runtime, dataset, lambda _: RewardContext(_even_share), None
     )

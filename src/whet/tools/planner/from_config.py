@@ -18,6 +18,7 @@ from whet.tools.planner.plan import Plan, plan_for
 from whet.tools.planner.shapes import NAMED, ModelShape, folder_shape, named_shape, shape_from_config
 from whet.tools.planner.workload import CARDS, GIGA, Devices, Recompute, Workload
 from whet.training.config import Config, PolicyConfig, PreferenceConfig, RewardModelConfig
+from whet.training.sections import pass_tokens
 from whet.types import Prompt, WhetError, did_you_mean
 
 SMOLLM2 = "smollm2"
@@ -81,9 +82,10 @@ def workload(
     prompt_tokens: int = UNKNOWN_PROMPT,
     *,
     on_cpu: bool = False,
+    memory: float = 0.0,
     eval_prompts: int = 0,
 ) -> Workload:
-    """What the run asks of a device."""
+    """What the run asks of a device with so many bytes."""
     model, kind = config.model, catalogue.method(config.method).kind
     recompute: Recompute = model.recompute if model.recompute != "auto" else "none" if on_cpu else "wide"
     compute: Literal["bf16", "fp32"] = "fp32" if on_cpu else "bf16"
@@ -92,7 +94,13 @@ def workload(
         "needs": objective_needs(config) if kind in ("policy", "preference") else frozenset(),
         "prompt_tokens": prompt_tokens,
         **_episodes(config, shape, prompt_tokens),
-        "micro_batch_tokens": config.batch.micro_batch_tokens,
+        "micro_batch_tokens": pass_tokens(
+            config.batch.micro_batch_tokens,
+            shape.hidden,
+            shape.layers,
+            0.0 if on_cpu or recompute == "none" else memory,
+            4 if (compute if model.precision == "auto" else model.precision) == "fp32" else 2,
+        ),
         "samples": config.samples() and (kind == "policy" or eval_prompts > 0),
         "eval_prompts": eval_prompts,
         "compute": compute if model.precision == "auto" else model.precision,
@@ -212,7 +220,7 @@ def device_plan(config: Config, room: Devices, prompt_tokens: int, ranks: int) -
     except WhetError:  # what is wrong with the model is told when it is loaded
         return None
     evals = config.eval.prompts if config.samples() else 0
-    work = workload(config, shape, max(1, prompt_tokens), on_cpu=room.is_cpu, eval_prompts=evals)
+    work = workload(config, shape, max(1, prompt_tokens), on_cpu=room.is_cpu, memory=room.memory, eval_prompts=evals)
     if work.teacher is not None:
         work = replace(work, teacher=replace(work.teacher, context=0))
     return plan_for(work, replace(room, count=ranks + work.engines))

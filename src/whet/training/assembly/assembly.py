@@ -33,6 +33,7 @@ from whet.training.assembly.runtime import (
     load_runtime,
     sampling_from,
     settings_facts,
+    sized_passes,
 )
 from whet.training.config import Config, PolicyConfig, PreferenceConfig, RewardModelConfig, SFTConfig
 from whet.training.distributed.ranks import ALONE, Ranks
@@ -135,6 +136,7 @@ def assemble(config: Config, rewards: Sequence[RewardPart] | None = None, ranks:
         runtime = load_runtime(config, ranks)
     try:
         with timer.phase("trainer"):
+            config = sized_passes(config, runtime.policy)
             parts = bind_judges(parts, runtime.engine, runtime.tokenizer)
             scored, workers, worker_facts = scored_elsewhere(config, runtime.cluster, parts)
             failures = failure_policy(config)
