@@ -43,6 +43,11 @@ WORKERS = pytest.StashKey[Workers]()
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[WORKERS] = Workers()
+    if number_of_workers(config.getoption("workers")) > 1:  # threads that a library has begun are lost in a fork: its
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # next operation would wait for them, for ever
+        import torch
+
+        torch.set_num_threads(1)
     config.pluginmanager.register(config.stash[WORKERS])
 
 
