@@ -235,13 +235,13 @@ def test_all_ways_write_the_same_whoever_waits_enters_or_leaves(family):
     ending, sampling = StopRule(torch.arange(0, 97, 12), Letters().decode), Sampling(max_new_tokens=16)
     own, *others = ways(model_of(family))
     expected = own(requests, sampling, ending, 64)
-    assert len(set(expected.count)) > 5 and set(expected.stop) == {StopReason.END, StopReason.LENGTH}
+    assert len({len(drawn.tokens) for drawn in expected}) > 5
+    assert {drawn.stop for drawn in expected} == {StopReason.END, StopReason.LENGTH}
     for way, rows in [(own, 3), *((way, rows) for way in others for rows in (3, 64))]:
         written = way(requests, sampling, ending, rows)
-        assert (written.count, written.stop) == (expected.count, expected.stop)
-        for number, count in enumerate(expected.count):
-            assert written.tokens[number, :count].tolist() == expected.tokens[number, :count].tolist()
-            torch.testing.assert_close(written.logp[number, :count], expected.logp[number, :count], rtol=0, atol=2e-4)
+        for mine, theirs in zip(written, expected, strict=True):
+            assert (mine.tokens.tolist(), mine.stop) == (theirs.tokens.tolist(), theirs.stop)
+            torch.testing.assert_close(mine.logp, theirs.logp, rtol=0, atol=2e-4)
 
 
 def test_logp_of_unspread_weights_equals_the_trainers_to_float_noise():
@@ -328,7 +328,8 @@ def test_a_prompt_is_read_once_and_its_rows_are_moved_together():
         completions = written_with(decoder, requests, Sampling(max_new_tokens=12, temperature=3.0), ending, 512)
     assert prefills == [(1, 3)] and all(slots == 1 for _, slots in widths)
     rows = [row for row, _ in widths]
-    needed = [sum(count > n for count in completions.count) for n in range(1, max(completions.count))]
+    counts = [len(drawn.tokens) for drawn in completions]
+    needed = [sum(count > n for count in counts) for n in range(1, max(counts))]
     assert rows == sorted(rows, reverse=True) and rows[-1] < 16
     assert all(need <= row <= need + max(1, row // 8) for need, row in zip(needed, rows, strict=True))
 
@@ -342,7 +343,8 @@ def test_the_models_own_cache_drops_finished_rows():
         lambda _, args, more: shapes.append(more["input_ids"].shape[0]), with_kwargs=True
     )
     completions = written_with(lm, requests, Sampling(max_new_tokens=12, temperature=3.0), ending, 512)
-    assert shapes == [1, *(sum(count > n for count in completions.count) for n in range(1, max(completions.count)))]
+    counts = [len(drawn.tokens) for drawn in completions]
+    assert shapes == [1, *(sum(count > n for count in counts) for n in range(1, max(counts)))]
 
 
 def test_equal_prompts_that_are_no_neighbours_are_read_once():
@@ -356,9 +358,9 @@ def test_equal_prompts_that_are_no_neighbours_are_read_once():
     with torch.no_grad():
         mixed = written_with(decoder, requests, sampling, ending, 8)
         assert sum(prefills) == 2
-        for number, request in enumerate(requests):
-            alone = written_with(decoder, [request], sampling, ending, 8)
-            assert mixed.tokens[number].tolist() == alone.tokens[0].tolist() and mixed.count[number] == alone.count[0]
+        for drawn, request in zip(mixed, requests, strict=True):
+            (alone,) = written_with(decoder, [request], sampling, ending, 8)
+            assert drawn.tokens.tolist() == alone.tokens.tolist()
 
 
 def test_too_long_for_the_context_is_refused():
@@ -420,18 +422,17 @@ def test_a_device_that_runs_ahead_writes_the_same():
     job = decode_job(requests, sampling, ending)
     with torch.no_grad():
         expected = written_with(decoder, requests, sampling, ending, 64)
-    assert set(expected.stop) == {StopReason.END, StopReason.TEXT, StopReason.LENGTH} and len(set(expected.count)) > 5
+    assert {drawn.stop for drawn in expected} == {StopReason.END, StopReason.TEXT, StopReason.LENGTH}
+    assert len({len(drawn.tokens) for drawn in expected}) > 5
     for (steps, behind), rows in itertools.product([(1, 1), (4, 0), (4, 1), (9, 1)], (3, 64)):
         with torch.no_grad():
             backend = type("Backend", (RunsAhead,), {"steps": steps, "behind": behind})(decoder, job, rows)
             late = DecodeScheduler(backend, job).run()
-        assert (late.count, late.stop) == (expected.count, expected.stop), (steps, behind, rows)
-        for number, count in enumerate(expected.count):
-            assert late.tokens[number, :count].tolist() == expected.tokens[number, :count].tolist()
-            assert late.tokens[number, count:].eq(0).all()
-            mine, theirs = late.support[number], expected.support[number]
-            assert len(mine.counts) == count and mine.counts.tolist() == theirs.counts.tolist()
-            assert mine.ids.tolist() == theirs.ids.tolist()
+        for mine, theirs in zip(late, expected, strict=True):
+            assert (mine.tokens.tolist(), mine.stop) == (theirs.tokens.tolist(), theirs.stop), (steps, behind, rows)
+            assert len(mine.support.counts) == len(mine.tokens)
+            assert mine.support.counts.tolist() == theirs.support.counts.tolist()
+            assert mine.support.ids.tolist() == theirs.support.ids.tolist()
 
 
 def test_a_stop_is_found_where_it_is_complete_and_an_end_token_is_no_text():

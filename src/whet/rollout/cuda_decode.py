@@ -497,12 +497,11 @@ def _logp_gap(backend: GraphBackend, lm: CausalLM, context: int) -> float:
     with backend.prepared(requests, sampling, SMALLEST) as scheduler:
         completions = scheduler.run()
     gaps = []
-    for number, request in enumerate(requests):
-        count = completions.count[number]
-        row = torch.tensor([*request.tokens, *completions.tokens[number, :count].tolist()], device=lm.device)[None]
+    for request, drawn in zip(requests, completions, strict=True):
+        row = torch.tensor([*request.tokens, *drawn.tokens.tolist()], device=lm.device)[None]
         action = torch.arange(row.shape[1], device=lm.device)[None] >= len(request.tokens)
         logp = token_logp(lm, row, action).logp[action].cpu()
-        gaps.append((logp - completions.logp[number, :count]).abs())
+        gaps.append((logp - drawn.logp).abs())
     return float(torch.cat(gaps).mean())
 
 

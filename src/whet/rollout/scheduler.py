@@ -57,25 +57,6 @@ class UnfinishedRow:
     support: Support | None
 
 
-@dataclass
-class Completions:
-    """What was written, by request."""
-
-    tokens: Tensor  # int64 [N, max_new_tokens]
-    logp: Tensor  # float32 [N, max_new_tokens]
-    count: list[int]
-    stop: list[StopReason]
-    support: list[Support | None]
-    experts: list[Tensor | None]  # [prompt and count, layers, k] each
-
-    def written(self, number: int, request: Request) -> DrawnCompletion:
-        """One request's completion without its padding; the tensors are views of these."""
-        count = self.count[number]
-        tokens, logp = self.tokens[number, :count], self.logp[number, :count]
-        stop, support, experts = self.stop[number], self.support[number], self.experts[number]
-        return DrawnCompletion(number, request, tokens, logp, stop, support, experts=experts)
-
-
 @dataclass(frozen=True)
 class StopRule:
     """What ends a completion: a token, and what `Sampling` names: a text that its tokens contain, or a sequence."""
@@ -460,10 +441,8 @@ class _HandedIn:
     """What rows have written when they left."""
 
     rows: list[_Occupant]
-    tokens: Tensor  # int64 [rows, width]
-    logp: Tensor
-    sent: OnTheWay | None = None  # both; None where they stay on the device until all rows are done
-    support: Sequence[Support | None] = ()
+    sent: OnTheWay  # their tokens, int64 [rows, width], and log-probabilities
+    support: Sequence[Support | None]
 
 
 @dataclass
@@ -487,9 +466,7 @@ class DecodeScheduler:
 
     def __init__(self, backend: DecodeBackend, job: DecodeJob, room: tuple[int, int] | None = None) -> None:
         self._backend, self._job, self._log, self._room = backend, job, backend.log, room
-        self._hands_out = room is not None  # completions leave as they end, not all at the end
         self.counts = DecodeCounts()
-        self._width = job.budget
         self._vocabulary = 0  # known with the first logits
         self._stops_early = job.sampling.stops_early or any(each.stop or each.stop_tokens for each in job.requests)
         self._waiting: deque[_Occupant] = deque()  # for a row
@@ -508,17 +485,14 @@ class DecodeScheduler:
         self._support: list[KeptTokens] = []  # rows are requests here
         self._forgotten_parts = 0  # of the support, in front of these
 
-    def run(self) -> Completions:
+    def run(self) -> list[DrawnCompletion]:
         """Write all requests of the job."""
-        self._wait_for_all()
-        with self._backend.running():
-            while self._waiting or self._num_writing:
-                self._go_on()
-        return self._completions()
+        written: list[DrawnCompletion] = []
+        self.stream(written.extend)
+        return sorted(written, key=lambda drawn: drawn.number)
 
     def stream(self, ended: Callable[[list[DrawnCompletion]], None]) -> None:
         """Write all requests of the job, and tell those that have ended while the others are written."""
-        self._hands_out = True
         self._wait_for_all()
         with self._backend.running():
             while self._waiting or self._num_writing or self._handed_in:
@@ -804,28 +778,12 @@ class DecodeScheduler:
         fresh = self._backend.steps_per_look + 1 if self._stops_early else 0
         return _Taken(self._log.look(len(self._writing), fresh), self._writing)
 
-    def _completions(self) -> Completions:
-        rows = [row for part in self._handed_in for row in part.rows]
-        order = sorted(range(len(rows)), key=lambda place: rows[place].number)
-        rows = [rows[position] for position in order]
-        tokens = torch.cat([part.tokens for part in self._handed_in]).cpu()[order]
-        logp = torch.cat([part.logp for part in self._handed_in]).cpu()[order]
-        counts = [row.count for row in rows]
-        count = torch.tensor(counts)
-        final = tokens[torch.arange(len(count)), count - 1].tolist()
-        stop = [self._stop_of(row, token) for row, token in zip(rows, final, strict=True)]
-        behind = torch.arange(tokens.shape[1])[None] >= count[:, None]
-        tokens, logp = tokens.masked_fill_(behind, 0), logp.masked_fill_(behind, 0)
-        supports = self._supports_by_row(self._support, rows)
-        return Completions(tokens, logp, counts, stop, supports, [row.experts for row in rows])
-
     def _stop_of(self, row: _Occupant, last: int) -> StopReason:
         if row.stopped_early:
             return StopReason.TEXT
         return StopReason.END if last in self._log.ends else StopReason.LENGTH
 
     def _hand_out(self, part: _HandedIn) -> list[DrawnCompletion]:
-        assert part.sent is not None
         tokens, logp = part.sent.read()
         completions = []
         for number, row in enumerate(part.rows):
@@ -876,23 +834,19 @@ class DecodeScheduler:
     def _has_support(self, row: _Occupant) -> bool:
         return self._job.sampling.truncates or row.request.constraint is not None
 
-    def _supports_by_row(self, parts: Sequence[KeptTokens], rows: Sequence[_Occupant]) -> list[Support | None]:
-        """What could be drawn in each row; None where that was anything."""
-        noted = [row for row in rows if self._has_support(row)] if parts else []
-        known = dict(zip((row.number for row in noted), _supports(parts, noted), strict=True)) if noted else {}
-        return [known.get(row.number) for row in rows]
-
     def _supports_of(self, gone: Sequence[_Occupant]) -> list[Support | None]:
-        """The supports of rows that leave; what no row needs any more is forgotten."""
+        """What could be drawn in the rows that leave, None where that was anything; what no row needs any more is
+        forgotten."""
         if not self._support:
             return [None] * len(gone)
         parts = self._support[min(row.first_part for row in gone) - self._forgotten_parts :]
-        supports = self._supports_by_row(parts, gone)
+        noted = [row for row in gone if self._has_support(row)]
+        known = dict(zip((row.number for row in noted), _supports(parts, noted), strict=True)) if noted else {}
         still = [row.first_part for row in self._writing if row is not None and not row.left]
         first = min(still, default=self._num_parts)
         del self._support[: first - self._forgotten_parts]
         self._forgotten_parts = first
-        return supports
+        return [known.get(row.number) for row in gone]
 
     def _read_on(self, moves: bool = False) -> None:
         """Let rows that are continued read on and draw a token, once it is worth it; `moves`: together with others."""
@@ -1075,12 +1029,8 @@ class DecodeScheduler:
         self._num_left += len(gone)
         self._left_tokens += sum(row.count for row in gone)
         rows = numbers_on(self._log.device, [row.place for row in gone])
-        width = max(row.count for row in gone) if self._hands_out else self._width
-        tokens, logp = self._log.written(rows, width)
-        if not self._hands_out:
-            self._handed_in.append(_HandedIn(gone, tokens, logp))
-        else:
-            self._handed_in.append(_HandedIn(gone, tokens, logp, OnTheWay(tokens, logp), self._supports_of(gone)))
+        written = self._log.written(rows, max(row.count for row in gone))
+        self._handed_in.append(_HandedIn(gone, OnTheWay(*written), self._supports_of(gone)))
         for row in gone:
             if self._room is None:
                 self._vacate(row)

@@ -172,8 +172,7 @@ class TorchEngine:
         written: dict[int, DrawnCompletion] = {}
 
         def work(scheduler: DecodeScheduler, numbers: Sequence[int]) -> None:
-            completions = scheduler.run()
-            written.update((n, completions.written(row, requests[n])) for row, n in enumerate(numbers))
+            written.update(zip(numbers, scheduler.run(), strict=True))
 
         self._decode(requests, sampling, work)
         return samples_of([written[number] for number in range(len(requests))], self._tokenizer, self._version)
