@@ -28,7 +28,7 @@ from results_file import add_results_flag, write_results
 from whet.model.causal_lm import CausalLM, causal_lm
 from whet.model.load import load_model
 from whet.rollout.own_cache import OwnCacheBackend
-from whet.rollout.scheduler import DecodeScheduler, DrawnCompletion, StopRule, decode_job
+from whet.rollout.scheduler import DecodeScheduler, StopRule, decode_job
 from whet.rollout.torch_engine import TorchEngine
 from whet.types import Request, Sampling
 
@@ -84,10 +84,10 @@ def transformers_side(model: Any, requests: list[Request], group: int, budget: i
     return int(output[:, rows.shape[1] :].numel())
 
 
-def own_cache(lm: CausalLM, requests: list[Request], sampling: Sampling, rows: int) -> list[DrawnCompletion]:
-    """Completions by the path for models that whet's buffers do not suit: their own cache."""
+def own_cache(lm: CausalLM, requests: list[Request], sampling: Sampling, rows: int) -> int:
+    """Tokens by the path for models that whet's buffers do not suit: their own cache."""
     job = decode_job(requests, sampling, StopRule(torch.tensor([], dtype=torch.long), lambda tokens: ""))
-    return DecodeScheduler(OwnCacheBackend(lm, job, rows), job).run()
+    return sum(len(drawn.tokens) for drawn in DecodeScheduler(OwnCacheBackend(lm, job, rows), job).run())
 
 
 def taken(sides: dict[str, Callable[[], int]], rounds: int) -> dict[str, list[float]]:
@@ -130,7 +130,7 @@ def main() -> None:
     engine = TorchEngine(lm, Silent(), (), context=limit)
     sides: dict[str, Callable[[], int]] = {
         "transformers": lambda: transformers_side(model, requests, options.group, options.new),
-        "whet, the model's own cache": lambda: sum(len(drawn.tokens) for drawn in own_cache(lm, requests, sampling, rows)),
+        "whet, the model's own cache": lambda: own_cache(lm, requests, sampling, rows),
         "whet": lambda: written(engine, requests),
     }
     if options.ragged:
