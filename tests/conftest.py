@@ -48,7 +48,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     read_builtin_models_once()
-    try_equal_models_once(lambda: any(patch._setattr or patch._setitem for patch in PATCHES))
+    try_equal_models_once(lambda: any(map(replaces_code, PATCHES)))
     gc.freeze()  # what is there by now is never garbage
     gc.set_threshold(20_000, 10, 40)  # tests drop thousands of objects: to look through all that is left rarely pays
     gc.enable()
@@ -82,6 +82,10 @@ def imitator(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 PATCHES: list[pytest.MonkeyPatch] = []  # of the test that runs
+
+
+def replaces_code(patch: pytest.MonkeyPatch) -> bool:
+    return bool(patch._setattr) or any(changed is not os.environ for changed, *_ in patch._setitem)
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,8 @@ def read_builtin_models_once() -> None:
 
 
 def try_equal_models_once(is_patched: Callable[[], bool]) -> None:
-    """Hundreds of tests make the same small models: what one of them tried out holds for the others, as it does for
-    copies of a checkpoint; not in a test that patches something."""
+    """Hundreds of tests make the same small models, and hundreds of runs train the built-in one a little: what one of
+    them tried out holds for the others, as it does for copies of a checkpoint; not in a test that patches something."""
     trials = sys.modules.get("whet.model.trials")
     if trials is None:
         return
@@ -57,16 +58,29 @@ def try_equal_models_once(is_patched: Callable[[], bool]) -> None:
 
     def of_any_model(lm: Any) -> Any:
         config = getattr(lm.model, "config", None)
-        if getattr(config, "_name_or_path", None) != "" or is_patched():
+        source = getattr(config, "_name_or_path", None)
+        if source is None or is_patched():
             return signature(lm)
         config._name_or_path = MADE_HERE
         try:
-            return signature(lm)
+            key = signature(lm)
         finally:
-            config._name_or_path = ""
+            config._name_or_path = source
+        if key is None or not source:
+            return key
+        *shape, _weights = key
+        is_built_in = {name: size for name, size, *_ in shape[3]} == _sizes_of_built_in()
+        return tuple(shape) if is_built_in else (source, *key[1:])
 
     trials._signature = of_any_model
     trials._note = lambda name, key, model: Path(os.devnull, "no") if key[0] == MADE_HERE else note(name, key, model)
+
+
+@cache
+def _sizes_of_built_in() -> dict[str, tuple[int, ...]]:
+    from whet.model.load import load_model
+
+    return {name: tuple(tensor.shape) for name, tensor in load_model("whetstone").model.named_parameters()}
 
 
 def train_imitator(folder: Path) -> None:
