@@ -83,6 +83,37 @@ def _sizes_of_built_in() -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in load_model("whetstone").model.named_parameters()}
 
 
+def draw_prompts_once(is_patched: Callable[[], bool]) -> None:
+    """Most runs learn from the same thousand questions of a task: to draw and to tokenize them is a quarter of a short
+    run. Not in a test that patches something."""
+    tasks, runtime = sys.modules.get("whet.data.tasks"), sys.modules.get("whet.training.assembly.runtime")
+    if tasks is None or runtime is None:
+        return
+    draw, tokenize = tasks.prompts, runtime.tokens_of_prompts
+    drawn: dict[Any, list[Any]] = {}
+    tokenized: dict[Any, list[Any]] = {}
+    ours: set[int] = set()  # ids of prompts that are never let go
+
+    def prompts(*asked: Any) -> list[Any]:
+        if is_patched():
+            return draw(*asked)
+        if asked not in drawn:
+            drawn[asked] = draw(*asked)
+            ours.update(map(id, drawn[asked]))
+        return [*drawn[asked]]
+
+    def tokens_of_prompts(tokenizer: Any, values: Any) -> list[Any]:
+        places = tuple(map(id, values))
+        if is_patched() or not ours.issuperset(places):
+            return tokenize(tokenizer, values)
+        key = (places, tokenizer.chat_template, tokenizer.backend_tokenizer.to_str())
+        if key not in tokenized:
+            tokenized[key] = tokenize(tokenizer, values)
+        return [*tokenized[key]]
+
+    tasks.prompts, runtime.tokens_of_prompts = prompts, tokens_of_prompts
+
+
 def train_imitator(folder: Path) -> None:
     """SFT on the built-in task, until the model answers otherwise than the built-in one."""
     import whet
