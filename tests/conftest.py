@@ -14,7 +14,13 @@ import typer.main
 import typer.testing
 
 from tests.support.collection import note_collected
-from tests.support.shared_runs import made_once, read_builtin_models_once, train_imitator, try_equal_models_once
+from tests.support.shared_runs import (
+    draw_prompts_once,
+    made_once,
+    read_builtin_models_once,
+    train_imitator,
+    try_equal_models_once,
+)
 from tests.support.workers import Workers, number_of_workers
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -53,7 +59,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     read_builtin_models_once()
-    try_equal_models_once(lambda: any(patch._setattr or patch._setitem for patch in PATCHES))
+    try_equal_models_once(is_patched)
+    draw_prompts_once(is_patched)
     gc.freeze()  # what is there by now is never garbage
     gc.set_threshold(20_000, 10, 40)  # tests drop thousands of objects: to look through all that is left rarely pays
     gc.enable()
@@ -87,6 +94,11 @@ def imitator(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 PATCHES: list[pytest.MonkeyPatch] = []  # of the test that runs
+
+
+def is_patched() -> bool:
+    """Whether the test that runs has replaced anything but environment variables."""
+    return any(patch._setattr or any(changed is not os.environ for changed, *_ in patch._setitem) for patch in PATCHES)
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,8 @@ def read_builtin_models_once() -> None:
 
 
 def try_equal_models_once(is_patched: Callable[[], bool]) -> None:
-    """Hundreds of tests make the same small models: what one of them tried out holds for the others, as it does for
-    copies of a checkpoint; not in a test that patches something."""
+    """Hundreds of tests make the same small models, and hundreds of runs train the built-in one a little: what one of
+    them tried out holds for the others, as it does for copies of a checkpoint; not in a test that patches something."""
     trials = sys.modules.get("whet.model.trials")
     if trials is None:
         return
@@ -57,16 +58,60 @@ def try_equal_models_once(is_patched: Callable[[], bool]) -> None:
 
     def of_any_model(lm: Any) -> Any:
         config = getattr(lm.model, "config", None)
-        if getattr(config, "_name_or_path", None) != "" or is_patched():
+        source = getattr(config, "_name_or_path", None)
+        if source is None or is_patched():
             return signature(lm)
         config._name_or_path = MADE_HERE
         try:
-            return signature(lm)
+            key = signature(lm)
         finally:
-            config._name_or_path = ""
+            config._name_or_path = source
+        if key is None or not source:
+            return key
+        *shape, _weights = key
+        is_built_in = {name: size for name, size, *_ in shape[3]} == _sizes_of_built_in()
+        return tuple(shape) if is_built_in else (source, *key[1:])
 
     trials._signature = of_any_model
     trials._note = lambda name, key, model: Path(os.devnull, "no") if key[0] == MADE_HERE else note(name, key, model)
+
+
+@cache
+def _sizes_of_built_in() -> dict[str, tuple[int, ...]]:
+    from whet.model.load import load_model
+
+    return {name: tuple(tensor.shape) for name, tensor in load_model("whetstone").model.named_parameters()}
+
+
+def draw_prompts_once(is_patched: Callable[[], bool]) -> None:
+    """Most runs learn from the same thousand questions of a task: to draw and to tokenize them is a quarter of a short
+    run. Not in a test that patches something."""
+    tasks, runtime = sys.modules.get("whet.data.tasks"), sys.modules.get("whet.training.assembly.runtime")
+    if tasks is None or runtime is None:
+        return
+    draw, tokenize = tasks.prompts, runtime.tokens_of_prompts
+    drawn: dict[Any, list[Any]] = {}
+    tokenized: dict[Any, list[Any]] = {}
+    ours: set[int] = set()  # ids of prompts that are never let go
+
+    def prompts(*asked: Any) -> list[Any]:
+        if is_patched():
+            return draw(*asked)
+        if asked not in drawn:
+            drawn[asked] = draw(*asked)
+            ours.update(map(id, drawn[asked]))
+        return [*drawn[asked]]
+
+    def tokens_of_prompts(tokenizer: Any, values: Any) -> list[Any]:
+        places = tuple(map(id, values))
+        if is_patched() or not ours.issuperset(places):
+            return tokenize(tokenizer, values)
+        key = (places, tokenizer.chat_template, tokenizer.backend_tokenizer.to_str())
+        if key not in tokenized:
+            tokenized[key] = tokenize(tokenizer, values)
+        return [*tokenized[key]]
+
+    tasks.prompts, runtime.tokens_of_prompts = prompts, tokens_of_prompts
 
 
 def train_imitator(folder: Path) -> None:

@@ -183,7 +183,7 @@ def _most(rule: Clip, probability: float) -> float:
 
 def _probes(most: float) -> list[float]:
     """Ratios on both sides of 1, dense near it: 1e-5 to 20 away, and never above `most`."""
-    away = [10 ** (-5 + 0.02 * step) for step in range(316)]
+    away = [10 ** (-5 + 0.05 * step) for step in range(127)]
     return sorted([1 - step for step in away if step < 1] + [1 + step for step in away if 1 + step < most])
 
 

@@ -104,7 +104,7 @@ def test_a_branch_is_compared_with_where_it_began_and_not_with_its_neighbour():
 def test_all_ways_run_for_about_the_same_arithmetic(tmp_path):
     reward = Path(__file__).parents[2] / "support" / "always_right.py"
     assert reward.is_file()
-    tiny = {**TINY, "reward": {"parts": [{"reward": f"{reward}:always_right"}]}}
+    tiny = {**TINY, "reading_rows": 8, "reward": {"parts": [{"reward": f"{reward}:always_right"}]}}
     ran = run_pipeline("distill", {**tiny, "folder": str(tmp_path / "run")})
     assert ran.status == "finished"
     student = load_model(str(ran.stages["student"].folder / "run")).model

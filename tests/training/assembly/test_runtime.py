@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
@@ -51,7 +52,8 @@ def test_a_run_that_samples_says_how_completions_are_written(monkeypatch):
     assert assembled(**data).facts["decode path"] == "the model's own layers on whet's buffers (a norm is unknown)"
 
 
-def test_only_who_trains_on_what_it_has_just_written_reads_the_samplers_copies():
+def test_only_who_trains_on_what_it_has_just_written_reads_the_samplers_copies(monkeypatch):
+    monkeypatch.setattr("whet.training.distributed.background.ProcessSession", mock.Mock())  # nobody writes here
     data = {"data": {"source": "task:arithmetic"}, "batch": {"prompts_per_step": 2}, "eval": {"prompts": 2}}
     assert assembled(**data).trainer._models.policy.follows_sampler
     late = assembled(**data, scale={"max_staleness": 1}, objective={"mismatch": "truncate"})

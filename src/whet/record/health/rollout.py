@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from itertools import islice
 from statistics import fmean, median
 
 from whet.record.health.finding import HealthFinding, problem
@@ -91,10 +92,13 @@ def _pace(step: StepReport) -> float | None:
 
 def _slower(history: History) -> HealthFinding | None:
     """Tokens per second of the last steps against those of the steps before; the first steps warm up."""
-    timed = [(pace, completion_length(step) or 0.0) for step in history.steps[WARM_UP:] if (pace := _pace(step))]
+    latest = (
+        (pace, completion_length(step) or 0.0) for step in reversed(history.steps[WARM_UP:]) if (pace := _pace(step))
+    )
+    timed = [*islice(latest, RECENT + LOOK_BACK)]
     if len(timed) < 3 * RECENT:
         return None
-    earlier, recent = timed[:-RECENT][-LOOK_BACK:], timed[-RECENT:]
+    recent, earlier = timed[:RECENT], timed[RECENT:]
     typical, now = median(pace for pace, _ in earlier), median(pace for pace, _ in recent)
     if not (now < SLOWER * typical and max(pace for pace, _ in recent) < typical):
         return None

@@ -106,6 +106,7 @@ def shares_apart(first: float, second: float, count: int) -> float:
     return (first - second) / math.sqrt(sum(share * (1 - share) / count for share in smoothed))
 
 
+@lru_cache(maxsize=4096)  # the health rules ask for the same evaluations after every step
 def more_right_p(first: int, second: int, count: int) -> float:
     """Fisher's exact one-sided p that `first` of `count` is a larger share than `second` of `count`.
 
