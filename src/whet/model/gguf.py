@@ -283,7 +283,7 @@ def opened_once(file: Path) -> Iterator[GGUFReader]:
                 end = start + 12 + count * numpy.dtype(kind).itemsize
                 values = self.data[start + 12 : end].view(kind).tolist()
             elif raw_item == gguf.GGUFValueType.STRING:
-                values, end = _texts(memoryview(self.data), start + 12, count)
+                values, end = _texts(self.data.data, start + 12, count)
             else:
                 return super()._get_field_parts(start, raw_type)
             lists[start] = values, end
@@ -310,9 +310,8 @@ def opened_once(file: Path) -> Iterator[GGUFReader]:
     def parsed(value: Any, kinds: Any) -> Any:
         return value if isinstance(value, PLAIN) else plain_parsed(value, kinds)
 
-    def read_value(
-        blob: Any, pos: int, value_type: int, keep_strings: bool = False
-    ) -> Any:  # named as the package does
+    # with the package's own names of parameters
+    def read_value(blob: Any, pos: int, value_type: int, keep_strings: bool = False) -> Any:
         values, end = lists.get(pos, ([], 0)) if len(blob) == len(reader.data) else ([], 0)
         if not end or value_type != gguf.GGUFValueType.ARRAY:
             return plain_value(blob, pos, value_type, keep_strings)
@@ -333,7 +332,7 @@ def opened_once(file: Path) -> Iterator[GGUFReader]:
     plain_reader, plain_dequantize, plain_map = gguf.GGUFReader, gguf.dequantize, gguf.get_tensor_name_map
     plain_parsed, plain_numpy = loading._gguf_parse_value, loading.np
     own_reader = _own_reader()
-    plain_value = getattr(own_reader, "_read_value", None)
+    plain_value: Any = getattr(own_reader, "_read_value", None)
     interval = sys.getswitchinterval()
     gguf.GGUFReader, gguf.dequantize = open_reader, dequantize
     gguf.get_tensor_name_map = functools.cache(plain_map)  # asked for once a module, the same each time
