@@ -74,7 +74,7 @@ class _Writing:
     error: BaseException | None = None
     seconds: float = 0.0
 
-    def give_up_unless_told(self) -> None:
+    def abandon_without_notes(self) -> None:
         """Nobody will say any more what the thread waits for."""
         if self.notes.cancel():
             self.abandoned.set()
@@ -291,7 +291,7 @@ class Saver:
         """Wait for the save under way; one that was only begun is given up."""
         if self._writing is None:
             return
-        self._writing.give_up_unless_told()
+        self._writing.abandon_without_notes()
         start = time.perf_counter()
         if self._writing.thread is not None:
             self._writing.thread.join()
@@ -315,7 +315,7 @@ class Saver:
         """Give up the save under way unless it ends at once: the last whole checkpoint then stays the newest."""
         writing, self._writing = self._writing, None
         if writing is not None and writing.thread is not None:
-            writing.give_up_unless_told()
+            writing.abandon_without_notes()
             writing.thread.join(GRACE)
             writing.abandoned.set()
             writing.thread.join()
