@@ -316,7 +316,12 @@ class Sample:
     def scored(
         self, parts: Mapping[str, float], reward: float | None, extra: Mapping[str, Any] | None = None
     ) -> Sample:
-        return replace(self, parts=dict(parts), reward=reward, extra=dict(extra or {}), environment=None)
+        # as `replace`, which asks every field: the GPU waits while the completions of a step are scored
+        scored = object.__new__(type(self))
+        scored.__dict__.update(
+            self.__dict__, parts=dict(parts), reward=reward, extra=dict(extra or {}), environment=None
+        )
+        return scored
 
     @cached_property
     def num_actions(self) -> int:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import importlib.util
 import subprocess
+import sys
 import threading
 import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -69,8 +73,8 @@ def gguf_weights(model: Any) -> dict[str, torch.Tensor]:
     return weights
 
 
-def write_gguf(file: Path, model: Any, vocabulary: dict[str, Any], **settings: Any) -> Path:
-    from gguf import GGUFWriter
+def write_gguf(file: Path, model: Any, vocabulary: dict[str, Any], kind: str = "F32", **settings: Any) -> Path:
+    from gguf import GGMLQuantizationType, GGUFWriter, quants
 
     config = model.config
     writer = GGUFWriter(str(file), "llama")
@@ -87,7 +91,11 @@ def write_gguf(file: Path, model: Any, vocabulary: dict[str, Any], **settings: A
     for name, value in {**vocabulary, **settings}.items():
         getattr(writer, f"add_{name}")(value)
     for name, weight in gguf_weights(model).items():
-        writer.add_tensor(name, weight.detach().contiguous().numpy())
+        numbers, quantised = weight.detach().contiguous().numpy(), GGMLQuantizationType[kind]
+        if kind == "F32" or numbers.shape[-1] % 32:
+            writer.add_tensor(name, numbers)
+        else:
+            writer.add_tensor(name, quants.quantize(numbers, quantised), raw_dtype=quantised)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -221,25 +229,131 @@ def test_second_load_comes_from_the_cache(
 def test_the_tokenizer_is_made_while_threads_dequantise(
     model_for: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import gguf
-
     vocabulary, waited = byte_level_vocabulary(), []
-    file = write_gguf(tmp_path / "t.gguf", model_for(vocabulary), vocabulary)
-    has_tokenizer, real = threading.Event(), room.fixed_tokenizer
+    file = write_gguf(tmp_path / "t.gguf", model_for(vocabulary), vocabulary, kind="Q8_0")
+    has_tokenizer, real, plain = threading.Event(), room.fixed_tokenizer, room._dequantise
 
     def told(*arguments: Any) -> Any:
         has_tokenizer.set()
         return real(*arguments)
 
-    def dequantize(blocks: Any, kind: Any, plain: Any = gguf.dequantize) -> Any:
+    def dequantise(*arguments: Any) -> None:
         waited.append(has_tokenizer.wait(10))
         has_tokenizer.set()  # one that waited in vain is enough
-        return plain(blocks, kind)
+        plain(*arguments)
 
     monkeypatch.setattr(room, "fixed_tokenizer", told)
-    monkeypatch.setattr(gguf, "dequantize", dequantize)
-    room.converted_folder(file)
+    monkeypatch.setattr(room, "_dequantise", dequantise)
+    folder = room.converted_folder(file)
     assert waited and all(waited)
+    assert folder_digests(folder) == folder_digests(converted_without_haste(file, tmp_path / "plain", monkeypatch))
+
+
+def folder_digests(folder: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
+
+
+def converted_without_haste(file: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same conversion through the packages' own readers and their own dequantisation."""
+    import gguf
+
+    @contextlib.contextmanager
+    def opened(path: Path) -> Any:
+        yield gguf.GGUFReader(str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(room, "opened_once", opened)
+        patch.setattr(room, "_without_lists", contextlib.nullcontext)
+        room.convert(file, folder)
+    return folder
+
+
+def test_a_large_file_is_converted_beside_the_imports(
+    model_for: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vocabulary, started = byte_level_vocabulary(), []
+    file = write_gguf(tmp_path / "t.gguf", model_for(vocabulary), vocabulary)
+
+    class Process:
+        """Stands for a process that fails."""
+
+        def __init__(self, command: list[str], **_: Any) -> None:
+            started.append(command)
+
+        def wait(self) -> int:
+            return 1
+
+        def poll(self) -> int | None:
+            return 1
+
+    monkeypatch.setattr(room.subprocess, "Popen", Process)
+    room.begin_conversion(str(file))
+    room.begin_conversion("whetstone")
+    assert not started, "a small file, and a model of another kind, need none"
+    monkeypatch.setattr(room, "LARGE", 1)
+    end = room.begin_conversion(str(file))
+    assert started == [[sys.executable, "-m", "whet.model.gguf", str(file)]]
+    folder = room.converted_folder(file)  # made here, since the process failed
+    assert room.is_whole(folder)
+    end()
+    room.begin_conversion(str(file))
+    assert len(started) == 1, "there is a copy"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after", ["nothing", "partial", "weights"])
+def test_a_process_killed_while_it_converts_costs_the_run_nothing(
+    after: str, model_for: Callable[..., Any], tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed at once, when its folder is there, and when that has weights: the run converts, and the copy is whole."""
+    vocabulary = byte_level_vocabulary()
+    file = write_gguf(tmp_path / "t.gguf", model_for(vocabulary), vocabulary)
+    monkeypatch.setattr(room, "LARGE", 1)
+    end = room.begin_conversion(str(file))
+    (process,) = room._CONVERTING.values()
+    pattern = {"nothing": "", "partial": "gguf/.partial-*", "weights": f"gguf/.partial-*/{room.WEIGHTS}"}[after]
+    while pattern and not list(cache.glob(pattern)) and process.poll() is None:
+        time.sleep(0.001)
+    process.kill()
+    process.wait()
+    complete = [path for path in cache.glob("gguf/t-*") if room.is_whole(path)]
+    folder = room.converted_folder(file)
+    assert room.is_whole(folder) and complete in ([], [folder])
+    expected = converted_without_haste(file, tmp_path / "plain", monkeypatch)
+    assert folder_digests(folder) == folder_digests(expected)
+    end()
+
+
+@pytest.mark.slow
+def test_a_process_converts_the_same_bytes_and_ends_with_its_run(
+    model_for: Callable[..., Any], tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vocabulary = byte_level_vocabulary()
+    file = write_gguf(tmp_path / "t.gguf", model_for(vocabulary), vocabulary, kind="Q8_0")
+    monkeypatch.setattr(room, "LARGE", 1)
+    end = room.begin_conversion(str(file))
+    (process,) = room._CONVERTING.values()
+    end()
+    assert process.poll() is not None and not room._CONVERTING and not list(cache.glob("gguf/*"))
+    room.begin_conversion(str(file))
+    monkeypatch.setattr(room, "convert", lambda *_: pytest.fail("the process has converted it"))
+    folder = room.converted_folder(file)
+    monkeypatch.undo()
+    assert folder_digests(folder) == folder_digests(converted_without_haste(file, tmp_path / "plain", monkeypatch))
+
+
+@pytest.mark.parametrize("length", [0, 7, 100, -1])
+def test_weights_that_end_early_are_no_copy(
+    length: int, model_for: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a machine that lost its power may leave them."""
+    vocabulary = byte_level_vocabulary()
+    file = write_gguf(tmp_path / "t.gguf", model_for(vocabulary), vocabulary)
+    folder = room.converted_folder(file)
+    weights = (folder / room.WEIGHTS).read_bytes()
+    (folder / room.WEIGHTS).write_bytes(weights[:length])
+    assert not room.is_whole(folder)
+    assert (room.converted_folder(file) / room.WEIGHTS).read_bytes() == weights
 
 
 def test_conversion_that_fails_leaves_no_folder(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,6 +374,7 @@ def test_a_quicker_process_wins(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         for file in room.CONVERTED_FILES:
             (tmp_path / name / file).write_text(name)
+        (tmp_path / name / room.WEIGHTS).write_bytes((2).to_bytes(8, "little") + b"{}")
     room.move_into_place(tmp_path / "mine", tmp_path / "theirs")
     assert (tmp_path / "theirs" / "config.json").read_text() == "theirs"
 
@@ -369,8 +484,9 @@ def test_groups_of_any_size_dequantise_alike(kind, group, monkeypatch):
     number = gguf.GGMLQuantizationType[kind]
     block, size = gguf.GGML_QUANT_SIZES[number]
     packed = numpy.random.default_rng(0).integers(0, 60, (3, 7, 2 * size * (256 // block)), dtype=numpy.uint8)
-    plain, expected = gguf.quants._apply_over_grouped_rows, gguf.dequantize(packed, number)
-    with room._large_groups():
-        found = gguf.dequantize(packed, number)
-    assert found.shape == expected.shape and numpy.array_equal(found, expected, equal_nan=True)
-    assert gguf.quants._apply_over_grouped_rows is plain
+    expected = gguf.dequantize(packed, number)
+    reader = SimpleNamespace(tensors=[SimpleNamespace(data=packed, tensor_type=number)])
+    ((weights, parts),) = room.dequantised(reader).values() or [(expected, [])]  # plain numbers are left to the package
+    for part in parts:
+        part.result()
+    assert bool(parts) == (kind != "F16") and numpy.array_equal(weights, expected, equal_nan=True)

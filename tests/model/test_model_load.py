@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from whet.model import load as room
 from whet.model.checkpoint import weights_digest
 from whet.model.load import builtin_models, device_choice, dtype_choice, load_model
-from whet.model.pretrained import import_without_sklearn
+from whet.model.pretrained import import_loader
 from whet.model.snapshot import save_checkpoint
 from whet.types import WhetError
 
@@ -363,9 +363,9 @@ def test_scikit_learn_is_not_asked_for(monkeypatch):
     asked = []
     monkeypatch.setattr(utils, "is_sklearn_available", lambda: asked.append(True))
     known = utils.is_sklearn_available
-    import_without_sklearn()
+    import_loader()
     assert sys.modules[module].is_sklearn_available() is False and not asked
     assert utils.is_sklearn_available is known
     kept = sys.modules[module]
-    import_without_sklearn()
+    import_loader()
     assert sys.modules[module] is kept

@@ -50,6 +50,26 @@ def test_what_is_not_finite_is_null():
     assert (line["advantage"], line["weight"]) == ([None, 1.0], None)
 
 
+def test_values_have_four_digits_and_at_most_six_decimals():
+    values = [
+        1e-3,
+        -1e-3,
+        0.00100049,
+        9.99951e-4,
+        -1.23456e-5,
+        4e-7,
+        -4e-7,
+        -0.0,
+        123456.0,
+        -7.77777,
+        math.inf,
+        math.nan,
+    ]
+    (line,) = token_lines(1, [traced([1] * len(values), weight=values)], LETTERS)
+    expected = [0.001, -0.001, 0.001, 0.001, -1.2e-5, 0.0, 0.0, 0.0, 123500.0, -7.778, None, None]
+    assert str(line["weight"]) == str(expected)  # told apart: 0.0 and -0.0
+
+
 def test_turns_are_placed_from_the_first_choice():
     sample = traced([0, 0, 1, 1, 0, 1])
     turns = (Turn("prompt", "", 0, 2), Turn("assistant", "", 2, 4), Turn("tool", "", 4, 5), Turn("assistant", "", 5, 6))

@@ -11,6 +11,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,16 @@ def test_parts_are_named_and_summed_by_weight() -> None:
     assert [one.reward for one in scored] == [0.5, 2.0, 2.5]
     assert [one.completion for one in scored] == ["a", "bb", "ccc"]
     assert SAMPLES[0].reward is None
+
+
+def test_a_scored_sample_is_the_same_but_for_its_scores() -> None:
+    played = replace(sample("a"), environment=object(), episode="e", metrics={"depth": 2.0}, role="white")
+    scored = played.scored({"p": 1.0}, 0.5, {"column": 3})
+    expected = replace(played, parts={"p": 1.0}, reward=0.5, extra={"column": 3}, environment=None)
+    assert vars(scored) == vars(expected) and type(scored) is Sample
+    assert played.reward is None and played.environment is not None
+    with pytest.raises(FrozenInstanceError):
+        scored.reward = 1.0  # type: ignore[misc]
 
 
 def test_a_reward_of_your_own_is_checked_too() -> None:

@@ -92,6 +92,63 @@ def test_a_checkpoint_is_the_moment_it_was_due_though_training_went_on(tmp_path,
     assert saved_steps(tmp_path) == [2, 4, 6] and total_in(tmp_path / "final") == 21
 
 
+def test_the_last_checkpoint_is_written_while_the_last_evaluation_runs(tmp_path):
+    """And says what that measured, as one that was written afterwards does."""
+    partial_folder, seen = tmp_path / "checkpoints" / ".step-000003.partial", []
+
+    def look():
+        end = time.monotonic() + 20
+        while not (partial_folder / "optimizer.safetensors").exists() and time.monotonic() < end:
+            time.sleep(0.001)
+        seen.extend(path.name for path in partial_folder.iterdir())
+
+    run(Adding(evaluating={3: look}), tmp_path, steps=3)
+    assert {"model.safetensors", "optimizer.safetensors"} <= set(seen) and "state.json" not in seen
+    _, state = load_checkpoint(tmp_path / "checkpoints" / "step-000003", Weights())
+    assert state["run"]["evaluated_at"] == 3 and state["logs"]["metrics.jsonl"]["lines"] == 5  # two evaluations
+    assert about_model(tmp_path / "final")["evaluation"]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no"), KeyboardInterrupt()])
+def test_an_evaluation_that_breaks_leaves_nothing_of_the_checkpoint_that_waited_for_it(tmp_path, error):
+    def fail():
+        raise error
+
+    with pytest.raises(type(error)):
+        run(Adding(evaluating={3: fail}), tmp_path, steps=3, save_every=2)
+    assert saved_steps(tmp_path) == [2] and not list((tmp_path / "checkpoints").glob(".*"))
+    assert not [thread for thread in threading.enumerate() if thread.name == "whet-save"]
+    run(Adding(), tmp_path, steps=3, save_every=2, checkpoint=tmp_path / "checkpoints" / "step-000002")
+    run(Adding(), tmp_path / "whole", steps=3, save_every=2)
+    assert timeless(tmp_path) == timeless(tmp_path / "whole")
+
+
+def test_what_goes_on_during_the_last_evaluation_is_in_the_checkpoint(tmp_path, monkeypatch):
+    """As completions that are written ahead: then tensors and state are of one moment, the later one."""
+    copies, take = [], saving.take_snapshot
+    monkeypatch.setattr(saving, "take_snapshot", lambda *arguments: copies.append(arguments[0]) or take(*arguments))
+
+    class Ahead(Adding):
+        ahead = 0
+
+        def evaluate(self):
+            self.ahead += self.done == 3
+            return super().evaluate()
+
+        def state(self):
+            return {**super().state(), "ahead": self.ahead}
+
+        def tensors(self):
+            return {**super().tensors(), "ahead": {"count": torch.tensor([float(self.ahead)])}}
+
+    run(Ahead(), tmp_path, steps=3)
+    tensors, state = load_checkpoint(tmp_path / "checkpoints" / "step-000003", Weights())
+    assert tensors["ahead"]["count"].item() == state["trainer"]["ahead"] == 1 and copies.count(3) == 2
+    copies.clear()
+    run(Adding(), tmp_path / "still", steps=3)
+    assert copies.count(3) == 1
+
+
 def test_by_steps_the_next_save_waits_and_by_cost_it_is_not_due(tmp_path, monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(saving.time, "perf_counter", lambda: clock[0])

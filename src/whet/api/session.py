@@ -111,6 +111,12 @@ class TrainingSession:
         """Look for garbage seldom from here to the end of the session."""
         self._stack.enter_context(gc_seldom())
 
+    def begin_conversion(self, model: str) -> None:
+        """Convert a GGUF that has no converted copy beside the imports; ended with the session."""
+        from whet.model.gguf import begin_conversion
+
+        self._stack.callback(begin_conversion(model))
+
     def init_process_group(self, config: Config) -> Ranks:
         """The ranks with a process group on their devices."""
         from whet.model.load import device_choice

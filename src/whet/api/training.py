@@ -298,6 +298,7 @@ def _run(session: TrainingSession, files: RunFiles, rewards: Any, callbacks: Seq
     started, begun = time.time(), time.monotonic()  # imports are part of the start
     if session.group is None:
         begin_cuda(files.config)
+        session.begin_conversion(files.config.model.name)
     from whet.data.pieces import TokenPieces
     from whet.pages.run_report import write_report
     from whet.record.log import RunRecorder

@@ -20,6 +20,9 @@ class TokenPieces:
 
     def __call__(self, tokens: Sequence[int]) -> list[str]:
         alone = [self._text_alone(token) for token in tokens]
+        text, together = self._text(tokens), "".join(alone)
+        if together == text and BROKEN not in together:  # as nearly always
+            return alone
         pieces: list[str] = []
         for is_broken, places in groupby(range(len(tokens)), key=lambda place: BROKEN in alone[place]):
             run = list(places)
@@ -29,7 +32,7 @@ class TokenPieces:
                 else [alone[position] for position in run]
             )
         # a tokenizer may write a token otherwise in company, as the space before a word
-        return pieces if "".join(pieces) == self._text(tokens) else self._grown(tokens)
+        return pieces if "".join(pieces) == text else self._grown(tokens)
 
     def _grown(self, tokens: Sequence[int]) -> list[str]:
         """What each token adds to the text of those before it, looking back as far as the last whole character."""
@@ -46,9 +49,10 @@ class TokenPieces:
         return pieces
 
     def _text_alone(self, token: int) -> str:
-        if token not in self._alone:
-            self._alone[token] = self._text([token])
-        return self._alone[token]
+        text = self._alone.get(token)
+        if text is None:
+            text = self._alone[token] = self._text([token])
+        return text
 
     def _text(self, tokens: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=False))

@@ -93,9 +93,14 @@ def content_digest(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
+def partial_of(final: Path) -> Path:
+    """Where a folder is written before it gets its name."""
+    return final.with_name(f".{final.name}.partial")
+
+
 def empty_partial(final: Path) -> Path:
     """The empty folder in which a checkpoint or model is written before it takes its place."""
-    partial = final.with_name(f".{final.name}.partial")
+    partial = partial_of(final)
     remove_folder(partial)
     partial.mkdir()
     return partial

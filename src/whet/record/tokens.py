@@ -18,6 +18,7 @@ from typing import Any
 from whet.types import Sample
 
 DIGITS, DECIMALS = 4, 6  # significant ones, and behind the point: below that is the noise of float32
+SMALL = 10.0 ** (DIGITS - DECIMALS - 1)  # from here on a number of so few digits has no more decimals
 VALUES = ("advantage", "weight", "logp", "gap")
 
 
@@ -78,12 +79,13 @@ def _token_line(
     assert trace is not None
     end = first + kept
     action = sample.action[first:end]
-    logp = sample.behavior_logp[first:end][action]
+    chosen = slice(None) if bool(action.all()) else action
+    logp = sample.behavior_logp[first:end][chosen]
     known = {
-        "advantage": trace.advantage[first:end][action],
-        "weight": trace.weight[first:end][action],
+        "advantage": trace.advantage[first:end][chosen],
+        "weight": trace.weight[first:end][chosen],
         "logp": logp,
-        "gap": trace.logp[first:end][action] - logp,
+        "gap": trace.logp[first:end][chosen] - logp,
     }
     line: dict[str, Any] = {
         "step": int(step),
@@ -114,8 +116,12 @@ def _compact(values: Sequence[float]) -> float | list[float | None] | None:
     different = set(values)
     values = values if len(different) > 1 else list(different)
     texts = (f"%.{DIGITS}g " * len(values) % tuple(values)).split()  # in one go: half the time
-    rounded = [round(number, DECIMALS) + 0.0 if math.isfinite(number) else None for number in map(float, texts)]
+    rounded = [n if SMALL <= n < math.inf or -math.inf < n <= -SMALL else _small(n) for n in map(float, texts)]
     return rounded[0] if len(set(rounded)) == 1 else rounded
+
+
+def _small(number: float) -> float | None:
+    return round(number, DECIMALS) + 0.0 if math.isfinite(number) else None
 
 
 def _spread(values: float | list[float | None] | None, count: int) -> list[float | None]:

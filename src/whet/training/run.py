@@ -39,7 +39,7 @@ from whet.training.distributed.ranks import ALONE, Ranks
 from whet.training.distributed.sharded_checkpoint import is_sharded, load_sharded
 from whet.training.evaluate import PromptScores
 from whet.training.health_actions import HealthAction, HealthWatch
-from whet.training.saving import Savable, Saver
+from whet.training.saving import BASIS, Savable, Saver
 from whet.training.stopping import EarlyEnd, TimeBudget, no_new_best
 from whet.types import Prompt, RunFailed, Sample, StepReport
 
@@ -264,10 +264,15 @@ def run_training(
     was_finished = ranks.first(lambda: is_finished(folder))  # before "running" is written
     notify(everyone, "started", {**summary, "evaluations": evaluations().values()} if evals else summary)
 
-    def evaluate(step: int) -> str:
-        """Evaluate; the callback that asked to stop, or nothing."""
+    def evaluate(step: int, is_last: bool = False) -> str:
+        """Evaluate; the callback that asked to stop, or nothing. The last checkpoint is written meanwhile."""
         note(f"evaluating after step {step}")
         _check_weights(trainer.model, step, folder)
+        if is_last:
+            copying = PhaseTimer()
+            with copying.phase("save"):
+                saver.begin(content(step))
+            _add(spent, copying.seconds)
         timer = PhaseTimer()
         with timer.phase("evaluate"), _memory_in_words(f"the evaluation at step {step}", folder):
             result = trainer.evaluate()
@@ -285,7 +290,7 @@ def run_training(
     def state() -> dict[str, Any]:
         return {
             "run": vars(progress),
-            "trainer": trainer.state(),
+            BASIS: trainer.state(),
             "also": {name: part.state() for name, part in others.items()},
             "logs": record.position(),
             "identity": identity,
@@ -344,7 +349,7 @@ def run_training(
                     raise RunFailed(disagreement)
                 best = None
                 if done or (eval_every and step % eval_every == 0):
-                    asked = evaluate(step)
+                    asked = evaluate(step, is_last=done)
                     best = saver.new_best(report, progress.after)
                     end = _agreed(ranks, end, asked, no_new_best(evaluations(), stop_after))
                     done = done or end is not None

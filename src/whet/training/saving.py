@@ -1,7 +1,8 @@
 """When a run is saved, and how little its steps wait for it.
 
-A save is a copy in host memory, taken between two steps, and a thread that writes the copy behind the next ones. One
-save is under way at a time. `report.save_every` steps apart, the next one waits for it; by cost, it is not due yet.
+A save is a copy in host memory, taken between two steps, and a thread that writes the copy behind the next ones; that
+of the last step is written behind its evaluation. One save is under way at a time. `report.save_every` steps apart,
+the next one waits for it; by cost, it is not due yet.
 A save that the disk refuses is told and counted, and the run goes on to the next one; only the last one must not fail.
 With several ranks every rank writes its own part, and the steps wait for that.
 """
@@ -12,6 +13,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,8 +26,10 @@ from whet.model.run_models import BEST, CHECKPOINTS, FINAL, MODELS, about_model,
 from whet.model.snapshot import (
     HostMemory,
     SaveFailed,
+    SnapshotNotes,
     naming,
     reserve_memory,
+    state_text,
     take_snapshot,
     tokenizer_texts,
     write_snapshot,
@@ -41,6 +45,7 @@ from whet.types import StepReport
 
 HELD_SHARE = 0.01  # of the wall time, the most that steps may wait for saving
 WRITING_SHARE = 0.1  # of the wall time, the most in which a save may be under way behind them
+BASIS = "trainer"  # in the state of a run: what its tensors belong to
 GRACE = 2.0  # seconds that an interrupted run gives the save under way
 DTYPES = {"training": None, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -63,9 +68,16 @@ class _Writing:
     step: int
     path: Path
     thread: threading.Thread | None = None
+    notes: Future[SnapshotNotes] = field(default_factory=Future)  # the thread waits for them when tensors are written
+    basis: Any = None  # the trainer's state when its tensors were copied, where more is to be said of them
     abandoned: threading.Event = field(default_factory=threading.Event)
     error: BaseException | None = None
     seconds: float = 0.0
+
+    def abandon_without_notes(self) -> None:
+        """Nobody will say any more what the thread waits for."""
+        if self.notes.cancel():
+            self.abandoned.set()
 
 
 class Saver:
@@ -144,6 +156,21 @@ class Saver:
                 return None
         return {"metric": name, "value": value, "evaluation": _finite(result)}
 
+    def begin(self, content: Savable) -> None:
+        """Take the copy for a checkpoint and begin to write it, while what `save` is to say of it is still measured.
+
+        Where the trainer's state is another one by then, its tensors may be too, and `save` begins anew.
+        """
+        if self._ranks.size > 1 or self._settings.save != "state":
+            return
+        begun = time.perf_counter()
+        self.wait(count=False)
+        path = self._checkpoints / checkpoint_name(content.step)
+        basis = content.state()[BASIS]
+        self._writing = self._begun(content, path, path)
+        self._writing.basis = basis
+        self.seconds["held"] += time.perf_counter() - begun
+
     def save(
         self,
         content: Savable,
@@ -154,25 +181,32 @@ class Saver:
     ) -> None:
         """Save a checkpoint, the best model, the final one with its evaluation, or several of them in one go.
 
-        Returns when the copy is taken; waits first for a save that is under way.
+        Returns when the copy is taken; waits first for a save that is under way, unless that was begun for this step.
         """
         begun = time.perf_counter()
-        self.wait(count=False)
         resumable = checkpoint and self._settings.save == "state"
+        writing, state = self._writing, None
+        if resumable and writing is not None and writing.basis is not None:
+            state = content.state()
+        if writing is None or state is None or (writing.step, writing.basis) != (content.step, state[BASIS]):
+            self.wait(count=False)
+            writing, state = None, None
         models: dict[Path, Mapping[str, Any]] = {}
         if best is not None:
             models[self._folder / BEST] = best
         if final is not None or (checkpoint and not resumable):
             models[self._folder / FINAL] = {"evaluation": _finite(final or {})}
         path = self._checkpoints / checkpoint_name(content.step) if resumable else None
-        writing = _Writing(content.step, path or list(models)[-1])
-        try:
-            if self._ranks.size > 1:
+        if self._ranks.size > 1:
+            writing = _Writing(content.step, path or list(models)[-1])
+            try:
                 self._save_ranks(content, path, models)
-            else:
-                self._begin(writing, content, path, models)
-        except SaveFailed as error:
-            writing.error = error
+            except SaveFailed as error:
+                writing.error = error
+        else:
+            text = state_text(content.step, state or content.state()) if path is not None else b""
+            writing = writing or self._begun(content, path, path or list(models)[-1])
+            writing.notes.set_result(SnapshotNotes(text, models))
         self._writing = writing
         if best is not None:
             self._best = {"step": content.step, **best}
@@ -190,36 +224,51 @@ class Saver:
         if self._ranks.is_first:
             prune_checkpoints(self._checkpoints, self._settings.keep_checkpoints)
 
-    def _begin(
-        self, writing: _Writing, content: Savable, path: Path | None, models: Mapping[Path, Mapping[str, Any]]
-    ) -> None:
-        """Take the copy and start the thread that writes it."""
-        if path is not None:
-            with naming(path):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                empty_partial(path)
-        state = content.state() if path is not None else {}
-        tensors = content.tensors() if path is not None else {}
-        with naming(writing.path):
-            texts = self._tokenizer_texts(content.tokenizer)
-            snapshot = take_snapshot(content.step, content.model, texts, tensors, state, self._memory)
+    def _begun(self, content: Savable, path: Path | None, shown: Path) -> _Writing:
+        """Take the copy and start the thread that writes it; an error of the system's is for whoever waits."""
+        writing = _Writing(content.step, shown)
+        try:
+            if path is not None:
+                with naming(path):
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    empty_partial(path)
+            tensors = content.tensors() if path is not None else {}
+            with naming(shown):
+                texts = self._tokenizer_texts(content.tokenizer)
+                snapshot = take_snapshot(content.step, content.model, texts, tensors, self._memory)
+        except SaveFailed as error:
+            writing.error = error
+            return writing
         same = self._checkpoints / checkpoint_name(content.step)
         known = same if path is None and same in complete_checkpoints(self._checkpoints) else None
+
+        waited = 0.0
+
+        def notes() -> SnapshotNotes:
+            nonlocal waited
+            since = time.perf_counter()
+            try:
+                return writing.notes.result()
+            except CancelledError:
+                raise Abandoned from None
+            finally:
+                waited += time.perf_counter() - since
 
         def work() -> None:
             start = time.perf_counter()
             try:
                 dtype = DTYPES[self._settings.weights_dtype]
-                write_snapshot(snapshot, path, models, dtype, known, lambda: not writing.abandoned.is_set())
-                with naming(writing.path):
+                write_snapshot(snapshot, path, notes, dtype, known, lambda: not writing.abandoned.is_set())
+                with naming(shown):
                     prune_checkpoints(self._checkpoints, self._settings.keep_checkpoints)
             except BaseException as error:
                 writing.error = error
             finally:
-                writing.seconds = time.perf_counter() - start
+                writing.seconds = time.perf_counter() - start - waited
 
         writing.thread = Thread(target=work, name="whet-save", daemon=True)
         writing.thread.start()
+        return writing
 
     def _tokenizer_texts(self, tokenizer: Any) -> dict[str, bytes]:
         """Its files, asked for once: a run does not change its tokenizer, and a large one takes a while to write."""
@@ -239,9 +288,10 @@ class Saver:
         self.counts["most_lost"] = max(self.counts["most_lost"], content.step - self._whole)
 
     def wait(self, count: bool = True) -> None:
-        """Wait for the save under way."""
+        """Wait for the save under way; one that was only begun is given up."""
         if self._writing is None:
             return
+        self._writing.abandon_without_notes()
         start = time.perf_counter()
         if self._writing.thread is not None:
             self._writing.thread.join()
@@ -265,6 +315,7 @@ class Saver:
         """Give up the save under way unless it ends at once: the last whole checkpoint then stays the newest."""
         writing, self._writing = self._writing, None
         if writing is not None and writing.thread is not None:
+            writing.abandon_without_notes()
             writing.thread.join(GRACE)
             writing.abandoned.set()
             writing.thread.join()

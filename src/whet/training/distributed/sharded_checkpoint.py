@@ -25,13 +25,14 @@ from whet.model.checkpoint import (
     checkpoint_state,
     empty_partial,
     load_tensors,
+    partial_of,
     stored_weights,
     verify_checkpoint,
 )
 from whet.model.placement import fill
 from whet.model.pretrained import first_line
 from whet.model.run_models import CHECKPOINTS, checkpoint_step, complete_checkpoints
-from whet.model.snapshot import Snapshot, model_texts, state_text, write_snapshot
+from whet.model.snapshot import Snapshot, SnapshotNotes, model_texts, state_text, write_snapshot
 from whet.model.tensor_files import adapter_tensors, stored_factors
 from whet.training.distributed.ranks import Ranks
 from whet.types import WhetError
@@ -74,13 +75,14 @@ def save_sharded(
 
     def finish() -> None:
         texts = {**model_texts(model), **tokenizer}
-        snapshot = Snapshot(step, model, texts, weights, factors, {}, state_text(step, state))
+        snapshot = Snapshot(step, model, texts, weights, factors, {})
+        notes = SnapshotNotes(state_text(step, state), models or {})
         named = complete_checkpoints(folder) if checkpoint is None else []
         same = next((path for path in named if checkpoint_step(path) == step), None)
-        write_snapshot(snapshot, checkpoint, models, dtype, same)
+        write_snapshot(snapshot, checkpoint, lambda: notes, dtype, same)
 
     final = checkpoint or next(iter(models or {}))
-    partial, folder = final.with_name(f".{final.name}.partial"), final.parent / CHECKPOINTS
+    partial, folder = partial_of(final), final.parent / CHECKPOINTS
     with _in_words(ranks, partial, final):
         _first_does(ranks, prepare)
         weights = gathered(model.state_dict(), keep=ranks.is_first)
