@@ -48,7 +48,7 @@ def calls_of(tests: tuple[str, ...], entry_point: str) -> PlainCalls | None:
     if len(tests) > MOST_CALLS or len(text) > LONGEST_TESTS:
         return None
     try:
-        names = suite.expected_names(text, set()) | ({entry_point} if entry_point else set())
+        names = suite.read_suite(text).expected_names() | ({entry_point} if entry_point else set())
         calls = suite.plain_calls(tests, names - {"candidate"})
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.reward.sandbox import isolation, wire
-from whet.reward.sandbox.job import DEFAULT_LIMITS, LOST, Job, JobResult
+from whet.reward.sandbox.job import DEFAULT_LIMITS, LOST, Job, JobResult, UnitTestJob
 from whet.reward.sandbox.requirement import (
     Requirement,
     check_isolation,
@@ -58,6 +58,10 @@ for name, folder in zip(("whet", "whet.reward.sandbox"), sys.argv[2:]):
 from whet.reward.sandbox.worker import main
 main(int(sys.argv[1]))
 """
+WARM_UP = UnitTestJob(
+    ("def f(x):\n    return [x, {'a': 2.5}]\n",),
+    {"form": "program", "program": "def check(f):\n    for n in range(9):\n        assert f(n) == [n, {'a': 2.5}]\n"},
+)
 ENVIRONMENT = {
     # equal runs give equal scores: without it the order of a set of strings would change from worker to worker
     **{"PYTHONHASHSEED": "0", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "TZ": "UTC", "PATH": "/usr/bin:/bin"},
@@ -173,7 +177,7 @@ class WorkerProcess:
         self.at: WaitingJob | None = None  # the job it works on
         self.streams: list[Stream] = []  # what that job writes
         self.deadline = 0.0
-        wanted = {"preload": list(preload), "without": list(without)}
+        wanted = {"preload": list(preload), "without": list(without), "warm_up": [WARM_UP.sources, WARM_UP.tests()]}
         self.send({"scratch": self.scratch, "limits": DEFAULT_LIMITS.counts(), **wanted})
 
     def send(self, *messages: object) -> None:

@@ -26,7 +26,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from whet.reward.sandbox import candidate, isolation, kernel, session_runner, suite_runner, wire
+from whet.reward.sandbox import candidate, isolation, kernel, session_runner, suite_pytest, suite_runner, wire
 from whet.reward.sandbox.isolation import MEGABYTE, Confinement
 
 MOST_DESCRIPTORS = 2  # that come with a job
@@ -41,11 +41,19 @@ PRELOAD = (
     *("enum", "fractions", "functools", "heapq", "io", "itertools", "json", "math", "numbers", "operator", "random"),
     *("re", "statistics", "string", "struct", "time", "traceback", "types", "typing", "warnings"),
 )
-WARM_CODE = "def f(x):\n    return [x, {'a': 2.5}]\n"
-WARM_TESTS = "def check(candidate):\n    for n in range(9):\n        assert candidate(n) == [n, {'a': 2.5}]\n"
 Body = Callable[[], None]
 ROOMS = (
-    *("candidate", "suite", "suite_peer", "suite_runner", "session_runner", "cgroup", "isolation", "kernel", "literal"),
+    *(
+        "candidate",
+        "suite_peer",
+        "suite_pytest",
+        "suite_runner",
+        "session_runner",
+        "cgroup",
+        "isolation",
+        "kernel",
+        "literal",
+    ),
     *("remote", "seccomp", "wire", "worker"),
 )
 OWN_MODULES = ("whet", "whet.reward.sandbox", *(f"whet.reward.sandbox.{name}" for name in ROOMS))
@@ -421,12 +429,11 @@ def load_modules(names: Iterable[str]) -> None:
             importlib.import_module(name)
 
 
-def warm_up() -> None:
+def warm_up(sources: list[str], tests: dict[str, Any]) -> None:
     """Run a job, each side once in this process: what the interpreter learns on the way, no fork learns anew."""
-    tests = {"form": "program", "program": WARM_TESTS, "entry_point": "f", "setup": "", "prelude": ""}
     read, write = os.pipe()
     sides: tuple[Callable[[int], None], ...] = (
-        lambda channel: candidate.serve(channel, "", [WARM_CODE]),
+        lambda channel: candidate.serve(channel, "", sources),
         lambda channel: suite_runner.run_test_spec(channel, write, tests),
     )
     modules, streams = dict(sys.modules), (sys.stdout, sys.stderr)
@@ -455,6 +462,8 @@ def main(control: int) -> None:
     """A worker's whole run: it receives its setup, reports what holds, then takes jobs until the trainer hangs up."""
     setup = wire.receive(control)
     load_modules((*PRELOAD, *setup["preload"]))
+    if "pytest" in sys.modules:
+        suite_pytest.prepare()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     confinement = Confinement(
         os.path.join(setup["scratch"], "now"), frozenset(setup["without"]), address_space=address_space()
@@ -465,7 +474,7 @@ def main(control: int) -> None:
     isolation.prepare_rules(confinement)
     trial(confinement, setup["limits"])
     confinement.holds["tree_memory"] = confinement.processes is not None
-    warm_up()
+    warm_up(*setup["warm_up"])
     # the code under test has no use for the sandbox's own modules
     for name in OWN_MODULES:
         sys.modules.pop(name, None)
