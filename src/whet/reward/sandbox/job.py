@@ -111,7 +111,7 @@ class UnitTestJob:
         spec = {"setup": "", "tests": (), "program": "", "entry_point": "", "cases": (), **self.test_spec}
         texts = (spec["setup"], *spec["tests"]) if not spec["program"] else (spec["program"],)
         prepared = _prepared_tests(spec["setup"], (*spec["tests"],), spec["program"], spec["entry_point"] or "")
-        known = {key: spec[key] for key in ("form", "cases", "tolerance") if key in spec}
+        known = {"cases": spec["cases"], "tolerance": spec.get("tolerance", 0.0)}
         # what the code cannot foresee, and what is the same in every run
         secret = "\n".join((*texts, str(spec["cases"])))
         return {**known, **prepared, "secret": secret, "prelude": self.prelude}

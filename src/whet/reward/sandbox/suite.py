@@ -338,6 +338,7 @@ def prepared_suite(text: str, is_one_test: bool = False) -> PreparedSuite:
     )
     known: dict[str, Any] = {
         "holds_check": holds_check(tree),
+        "is_one_test": is_one_test,
         "is_plain": is_one_test and is_plain,
         "classes": [node.name for node in top_level(tree.body) if isinstance(node, ast.ClassDef)],
         "uncalled": uncalled,

@@ -24,44 +24,35 @@ LEFT_OUT = (
     *("terminal", "cacheprovider", "stepwise", "pastebin", "junitxml", "doctest", "faulthandler", "setuponly"),
     *("setupplan", "debugging", "legacypath", "unraisableexception", "threadexception"),
 )
-OPTIONS = (
-    "--noconftest",
-    "--assert=plain",
-    "-s",
-    "-c",
-    os.devnull,
-    "--rootdir=/",
-    *(f"-pno:{each}" for each in LEFT_OUT),
-)
-_prepared: list[Any] = []  # a configuration that the worker made: it takes longer than most tests
+OPTIONS = ("--noconftest", "--assert=plain", "-s", "-c", os.devnull, "--rootdir=/")
+_prepared: list[Any] = []  # a session that the worker began: that takes longer than most tests
 
 
 def prepare() -> None:
-    """Read pytest's options, once for all jobs of a worker."""
-    _prepared.append(_configuration())
-
-
-def _configuration() -> Any:
+    """Begin a session, once for all jobs of a worker."""
     from _pytest.config import _prepareconfig
+    from _pytest.main import Session
 
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # what is installed for other tests
-    try:
-        return _prepareconfig([*OPTIONS, *(f"-pno:{each}" for each in LEFT_OUT)], [])
-    finally:
-        del os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"]
+    config = _prepareconfig([*OPTIONS, *(f"-pno:{each}" for each in LEFT_OUT)], [])
+    del os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"]
+    config._do_configure()
+    _prepared.append(Session.from_config(config))
+    config.hook.pytest_sessionstart(session=_prepared[-1])
 
 
-def run(defined: Mapping[str, Any], log: ResultLog, more: int) -> list[bool]:
-    """Run the tests among what a program has defined; which of them passed. `more` results will follow."""
+def results(defined: Mapping[str, Any], log: ResultLog, more: int) -> Iterator[tuple[bool, BaseException | None]]:
+    """Run the tests among what a program has defined, each when it is asked for: whether it passed, and what it met.
+    `more` results will follow."""
     try:
         import pytest
+        from _pytest.runner import runtestprotocol
     except ImportError:
         raise CannotJudge("the tests need pytest, which is not installed") from None
     import pathlib  # not above: a worker is as small as can be
     import tempfile
 
-    results: list[bool] = []
-    is_one_test = log.depth > 0  # all of it together
+    caught: list[BaseException] = []
     module = types.ModuleType("tests")
     # not what stands for the code's: pytest would look for tests in there
     vars(module).update({k: v for k, v in defined.items() if not isinstance(v, Remote | RemoteType | types.ModuleType)})
@@ -78,10 +69,6 @@ def run(defined: Mapping[str, Any], log: ResultLog, more: int) -> list[bool]:
             setattr(target, name, *value)
 
     class Plugin:
-        error: BaseException | None = None  # that ends all tests
-        caught: BaseException | None = None
-        outcomes: set[str]
-
         @pytest.fixture
         def tmp_path(self) -> pathlib.Path:
             folder = tempfile.mkdtemp(dir=os.getcwd())
@@ -96,55 +83,42 @@ def run(defined: Mapping[str, Any], log: ResultLog, more: int) -> list[bool]:
                 made.undo()
 
         @pytest.hookimpl(tryfirst=True)
-        def pytest_collection(self, session: Any) -> bool:
-            collected = session.genitems(Tests.from_parent(session, path=pathlib.Path("/tests.py")))
-            session.items = [item for item in collected if not any(map(_leaves_out, item.iter_markers()))]
-            session.testscollected = len(session.items)
-            log.plan(len(session.items) + more)
-            return True
-
-        @pytest.hookimpl(wrapper=True)
-        def pytest_runtest_protocol(self, item: Any) -> Iterator[None]:
-            self.caught, self.outcomes = None, set()
-            log.depth += 1
-            try:
-                return (yield)
-            finally:
-                log.depth -= 1
-                if self.error is None and ("failed" in self.outcomes or "skipped" not in self.outcomes):
-                    results.append("failed" not in self.outcomes)
-                    if not is_one_test:
-                        log.note(results[-1], self.caught)
-
-        @pytest.hookimpl(tryfirst=True)
         def pytest_pyfunc_call(self, pyfuncitem: Any) -> bool:
             given = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
             completed(pyfuncitem.obj(**given))
             return True
 
+        def pytest_collectreport(self, report: Any) -> None:
+            if report.failed:
+                raise RuntimeError(report.longreprtext.splitlines()[-1])
+
         def pytest_runtest_makereport(self, item: Any, call: Any) -> Any:
-            caught = None if call.excinfo is None else call.excinfo.value
-            if isinstance(caught, pytest.FixtureLookupError):
-                caught = CannotJudge(f"{item.name} needs {caught.argname}, which the tests do not define")
-            if isinstance(caught, CannotJudge | wire.ConnectionClosed):
-                self.error = self.error or caught
-                item.session.shouldstop = "nothing more can be judged"
-            self.caught = self.caught or caught
-            outcome = "skipped" if isinstance(caught, pytest.skip.Exception) else "failed" if caught else "passed"
+            error = None if call.excinfo is None else call.excinfo.value
+            # not by its truth, which the code may decide
+            if error is not None:
+                caught.append(error)
+            is_skip = isinstance(error, pytest.skip.Exception)
+            outcome = "passed" if error is None else "skipped" if is_skip else "failed"
             return pytest.TestReport(item.nodeid, ("", 0, item.name), {}, outcome, None, call.when)
 
-        def pytest_runtest_logreport(self, report: Any) -> None:
-            self.outcomes.add(report.outcome)
-
-    configuration = _prepared.pop() if _prepared else _configuration()
-    plugin = Plugin()
-    configuration.pluginmanager.register(plugin)
-    ended = configuration.hook.pytest_cmdline_main(config=configuration)
-    if plugin.error is not None:
-        raise plugin.error
-    if ended not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):
-        raise RuntimeError(f"pytest ended with {ended}")
-    return results
+    if not _prepared:
+        prepare()
+    session = _prepared.pop()
+    session.config.pluginmanager.register(Plugin())
+    collected = session.genitems(Tests.from_parent(session, path=pathlib.Path("/tests.py")))
+    items = [item for item in collected if not any(map(_leaves_out, item.iter_markers()))]
+    log.plan(len(items) + more)
+    for item, following in zip(items, [*items[1:], None], strict=False):
+        caught.clear()
+        with log.inside():
+            outcomes = {report.outcome for report in runtestprotocol(item, log=False, nextitem=following)}
+        for error in caught:
+            if isinstance(error, pytest.FixtureLookupError):
+                raise CannotJudge(f"{item.name} needs {error.argname}, which the tests do not define")
+            if isinstance(error, CannotJudge | wire.ConnectionClosed):
+                raise error
+        if "failed" in outcomes or "skipped" not in outcomes:
+            yield "failed" not in outcomes, caught[0] if caught else None
 
 
 def _leaves_out(mark: Any) -> bool:

@@ -42,7 +42,8 @@ class PreparedSuite(NamedTuple):
 
     code: types.CodeType  # with its assertions recorded
     holds_check: bool  # something in it can fail
-    is_plain: bool  # one test: assertions, which are not recorded, and nothing else
+    is_one_test: bool  # as a whole; else each of its tests is one, or each of its assertions
+    is_plain: bool  # one test of assertions, which are not recorded, and nothing else
     classes: list[str]
     uncalled: dict[str, bool]  # functions with checks that nothing calls; whether they hold an assertion
     candidates: list[str]  # test functions that take the code's function
@@ -111,6 +112,15 @@ class ResultLog:
         if not any(hidden) and self.reached - reached == len(hidden) and (hidden or must_reach):
             raise AssertionError(NOT_REACHED)
 
+    @contextlib.contextmanager
+    def inside(self) -> Iterator[None]:
+        """A test of a framework, which says itself how it ended: what is inside of it is no test."""
+        self.depth += 1
+        try:
+            yield
+        finally:
+            self.depth -= 1
+
     def __enter__(self) -> None:
         self.depth += 1
 
@@ -151,7 +161,7 @@ def run_test_spec(channel: int, output: int, test_spec: dict[str, Any]) -> None:
     log.is_muted = connection.is_closed = load_error is not None
     reason = ""
     try:
-        FORMS[test_spec["form"]](connection, log, test_spec)
+        _run(connection, log, test_spec)
         connection.check_claims()
         closing = {"ended": ""}
     except wire.ConnectionClosed:
@@ -207,6 +217,9 @@ def _namespace(connection: SuitePeer, test_spec: dict[str, Any]) -> dict[str, An
     sys.modules["__main__"] = module
     for name in test_spec["code_modules"]:
         sys.modules[name] = RemoteModule(name, connection, {each: space[each] for each in sorted(names)})
+    # without a name, the other side gives the one function that can be meant
+    if isinstance(space.get("candidate"), RemoteName | None):
+        space["candidate"] = RemoteName(connection, entry)
     adapt_packages(test_spec["imports"])
     return space
 
@@ -233,67 +246,51 @@ class RemoteModule(types.ModuleType):
         vars(self)["_connection"].ask("delete", 0, [name])
 
 
-def _assertions(connection: SuitePeer, log: ResultLog, test_spec: dict[str, Any]) -> None:
-    """A list of tests, one result each. What can fail in no way is run for those that follow, and not counted."""
+def _run(connection: SuitePeer, log: ResultLog, test_spec: dict[str, Any]) -> None:
+    """The set-up, then whatever there is of tests and of calls with an expected result."""
+    setup, *tests = marshal.loads(binascii.a2b_base64(test_spec["code"]))
     space = _namespace(connection, test_spec)
-    if isinstance(space.get("candidate"), RemoteName):
-        space["candidate"] = RemoteName(connection, test_spec["entry_point"])
-    setup, *tests = _code(test_spec)
     exec(setup, space)
     for test in (PreparedSuite(*parts) for parts in tests):
-        if test.is_plain:  # what nearly all are
-            with log:
-                exec(test.code, space)
-        elif test.holds_check:
-            with log:
-                SuiteRun(connection, log, space, test_spec["entry_point"]).run(test)
-        else:
+        if not test.is_one_test:
+            SuiteRun(connection, log, space).run(test)
+        elif not test.holds_check:  # it is run for those that follow
             with contextlib.suppress(Exception):
                 exec(test.code, space)
-
-
-def _program(connection: SuitePeer, log: ResultLog, test_spec: dict[str, Any]) -> None:
-    """A test program: pytest functions, unittest classes, `check(candidate)`, or assertions as they come."""
-    setup, *programs = _code(test_spec)
-    space = _namespace(connection, test_spec)
-    exec(setup, space)
-    for program in programs:
-        SuiteRun(connection, log, space, test_spec["entry_point"]).run(PreparedSuite(*program))
-
-
-def _code(test_spec: dict[str, Any]) -> Any:
-    """What the trainer compiled: the set-up, then the prepared tests."""
-    return marshal.loads(binascii.a2b_base64(test_spec["code"]))
+        else:
+            with log:
+                exec(test.code, space) if test.is_plain else SuiteRun(connection, log, space).run(test)
+    for arguments, expected in test_spec["cases"]:
+        with log:
+            result = connection.ask("call", test_spec["entry_point"], arguments, {})
+            if not equals(result, expected, test_spec["tolerance"]):
+                raise AssertionError
 
 
 class SuiteRun:
     """One test program: it is run as it is written, then whatever tests it defines and does not run itself."""
 
-    def __init__(self, connection: SuitePeer, log: ResultLog, space: dict[str, Any], entry_point: str) -> None:
+    def __init__(self, connection: SuitePeer, log: ResultLog, space: dict[str, Any]) -> None:
         self.connection = connection
         self.log = log
         self.space = space
-        # without a name, the other side gives the one function that can be meant
-        self.candidate = RemoteName(connection, entry_point)
+        self.candidate = space["candidate"]
         self.functions: dict[str, Callable[..., Any]] = {}  # test functions that nobody has called yet
         self.called: set[str] = set()  # those that the program itself has
         space.update({"__log__": log.assertion, "__tried__": log.tried_assertion})
         space.update({"__asserting__": log.asserting, "__test__": self.test})
-        if isinstance(space.get("candidate"), RemoteName | None):
-            space["candidate"] = self.candidate
 
     def run(self, suite: PreparedSuite) -> None:
         """Run the program, then the tests that it defines and does not run."""
         reached, asked = self.log.reached, self.connection.asked
         with self.recorded_failure(suite.least):
             exec(suite.code, self.space)
-        classes = [kind for name in suite.classes if isinstance(kind := self.space.get(name), type)]
-        unittests = [kind for kind in classes if _is_unittest(kind)]
+        unittests = [kind for name in suite.classes if _is_unittest(kind := self.space.get(name))]
         num_unittests = sum(map(_num_unittests, unittests))
-        is_idle = not self.functions and not unittests and self.connection.asked == asked
-        if suite.uses_pytest:
-            is_idle = self._run_pytest(suite, num_unittests) == 0 and is_idle
+        is_idle = not unittests and self.connection.asked == asked
+        results = self._run_pytest(suite, num_unittests) if suite.uses_pytest else []
         # a function that nobody calls is a test where it is called `check`, or where there is no other test
+        is_idle = is_idle and not results and not self.functions
         called = [name for name in suite.uncalled if callable(self.space.get(name)) and (is_idle or name == "check")]
         checks = [self._check(name) for name in called]
         self.log.plan(len(self.functions) + num_unittests)
@@ -304,19 +301,27 @@ class SuiteRun:
             with self.recorded_failure(suite.least):
                 check()
         for kind in unittests:
-            _run_unittests(kind, self.log)
+            self.take(_unittest_results(kind, self.log))
         self._settle(suite.has_assertions or any(suite.uncalled[name] for name in called), reached)
 
-    def _run_pytest(self, suite: PreparedSuite, more: int) -> int:
-        """Have pytest run all tests that are not unittest's and take no candidate; how many it has run or left out."""
+    def _run_pytest(self, suite: PreparedSuite, more: int) -> list[bool]:
+        """Have pytest run all tests that are not unittest's and take no candidate; which of them passed."""
         own = [*suite.candidates, *self.called]
+        tests = {name: function for name, function in self.functions.items() if name not in suite.candidates}
         defined = {name: value for name, value in self.space.items() if name not in own and not _is_unittest(value)}
-        defined |= {name: function for name, function in self.functions.items() if name not in own}
-        self.functions = {name: function for name, function in self.functions.items() if name in suite.candidates}
-        results = suite_pytest.run(defined, self.log, len(self.functions) + more)
-        if self.log.depth and not all(results):
+        self.functions = {name: self.functions[name] for name in suite.candidates if name in self.functions}
+        return self.take(suite_pytest.results({**defined, **tests}, self.log, len(self.functions) + more))
+
+    def take(self, results: Iterator[tuple[bool, BaseException | None]]) -> list[bool]:
+        """Note each result as it comes; where all are one test, it fails with one of them."""
+        taken = []
+        for passed, error in results:
+            taken.append(passed)
+            if not self.log.depth:
+                self.log.note(passed, error)
+        if self.log.depth and not all(taken):
             raise AssertionError("a test failed")
-        return len(results)
+        return taken
 
     def test(self, function: Any) -> Any:
         """The decorator of a test function: called by the program itself, it is one test and will not be run again."""
@@ -441,7 +446,7 @@ def _num_unittests(kind: Any) -> int:
     return unittest.defaultTestLoader.loadTestsFromTestCase(kind).countTestCases()
 
 
-def _run_unittests(kind: Any, log: ResultLog) -> None:
+def _unittest_results(kind: Any, log: ResultLog) -> Iterator[tuple[bool, BaseException | None]]:
     """Run the methods of one class; each is one test."""
     import unittest
 
@@ -459,30 +464,12 @@ def _run_unittests(kind: Any, log: ResultLog) -> None:
 
     results: list[bool] = []
     recorder = Recorder()
-    log.depth += 1
-    try:
+    with log.inside():
         unittest.defaultTestLoader.loadTestsFromTestCase(kind).run(recorder)
-    finally:
-        log.depth -= 1
     # a class that could not be set up has run none of its tests
     missing = len(recorder.errors) + len(recorder.failures) - results.count(False)
     results += [False] * (missing if not recorder.testsRun else 0)
-    if log.depth:
-        if not all(results):
-            raise AssertionError("a unittest failed")
-        return
-    for passed in results:
-        log.note(passed, None if passed else AssertionError())
-
-
-def _calls(connection: SuitePeer, log: ResultLog, test_spec: dict[str, Any]) -> None:
-    """Function calls with given arguments, their results compared here."""
-    _namespace(connection, test_spec)
-    for arguments, expected in test_spec["cases"]:
-        with log:
-            result = connection.ask("call", test_spec["entry_point"], arguments, {})
-            if not equals(result, expected, test_spec["tolerance"]):
-                raise AssertionError
+    yield from ((passed, None if passed else AssertionError()) for passed in results)
 
 
 def equals(result: Any, expected: Any, tolerance: float) -> bool:
@@ -514,13 +501,6 @@ def _close(left: Any, right: Any, tolerance: float) -> bool:
         return left == right or math.isclose(left, right, rel_tol=tolerance, abs_tol=tolerance)
     except OverflowError:
         return False
-
-
-FORMS: dict[str, Callable[[SuitePeer, ResultLog, dict[str, Any]], None]] = {
-    "assertions": _assertions,
-    "program": _program,
-    "calls": _calls,
-}
 
 
 def run_tests(channel: int, output: int, given: int) -> None:
