@@ -138,8 +138,14 @@ def is_test_function(function: Function) -> bool:
     return is_test_name(function.name) and not is_empty(function)
 
 
+def _is_placeholder(function: Function) -> bool:
+    """True for a test with nothing in it."""
+    is_fixture = any("fixture" in ast.unparse(each) for each in function.decorator_list)
+    return is_test_name(function.name) and is_empty(function) and not is_fixture
+
+
 def is_empty(function: Function) -> bool:
-    """True for a placeholder: nothing but a docstring, `pass`, `...` or a bare `return`."""
+    """True for nothing but a docstring, `pass`, `...` or a bare `return`."""
     return all(
         isinstance(statement, ast.Pass)
         or (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant))
@@ -340,6 +346,8 @@ def prepared_suite(text: str, is_one_test: bool = False) -> PreparedSuite:
         "holds_check": holds_check(tree),
         "is_one_test": is_one_test,
         "is_plain": is_one_test and is_plain,
+        "tests": [name for name, function in functions_of(tree).items() if is_test_function(function)],
+        "placeholders": [name for name, function in functions_of(tree).items() if _is_placeholder(function)],
         "classes": [node.name for node in top_level(tree.body) if isinstance(node, ast.ClassDef)],
         "uncalled": uncalled,
         "candidates": candidates,
@@ -436,11 +444,10 @@ class AssertionRecorder(ast.NodeTransformer):
         self.generic_visit(node)
         self.num_inside -= 1
         self.num_tries = tries
-        if is_test:
-            body = ast.With(items=[ast.withitem(_call("__asserting__", ast.Constant(must_reach)))], body=node.body)
-            node.body = [ast.copy_location(body, node)]
-            if not self.num_inside:
-                node.decorator_list.insert(0, ast.Name("__test__", ast.Load()))
+        if is_test:  # a method is a test of its class's framework
+            name = "" if self.num_inside else node.name
+            context = ast.withitem(_call("__test__", ast.Constant(must_reach), ast.Constant(name)))
+            node.body = [ast.copy_location(ast.With(items=[context], body=node.body), node)]
             ast.fix_missing_locations(node)
         return node
 

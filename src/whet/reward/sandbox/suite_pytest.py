@@ -48,7 +48,7 @@ def results(defined: Mapping[str, Any], log: ResultLog, more: int) -> Iterator[t
         import pytest
         from _pytest.runner import runtestprotocol
     except ImportError:
-        raise CannotJudge("the tests need pytest, which is not installed") from None
+        raise CannotJudge("the tests need pytest, which is not installed: pip install pytest") from None
     import pathlib  # not above: a worker is as small as can be
     import tempfile
 

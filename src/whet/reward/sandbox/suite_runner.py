@@ -44,6 +44,8 @@ class PreparedSuite(NamedTuple):
     holds_check: bool  # something in it can fail
     is_one_test: bool  # as a whole; else each of its tests is one, or each of its assertions
     is_plain: bool  # one test of assertions, which are not recorded, and nothing else
+    tests: list[str]  # test functions
+    placeholders: list[str]  # such with nothing in them
     classes: list[str]
     uncalled: dict[str, bool]  # functions with checks that nothing calls; whether they hold an assertion
     candidates: list[str]  # test functions that take the code's function
@@ -275,42 +277,37 @@ class SuiteRun:
         self.log = log
         self.space = space
         self.candidate = space["candidate"]
-        self.functions: dict[str, Callable[..., Any]] = {}  # test functions that nobody has called yet
-        self.called: set[str] = set()  # those that the program itself has
-        space.update({"__log__": log.assertion, "__tried__": log.tried_assertion})
-        space.update({"__asserting__": log.asserting, "__test__": self.test})
+        self.called: set[str] = set()  # test functions that somebody has
+        space.update({"__log__": log.assertion, "__tried__": log.tried_assertion, "__test__": self.test})
 
     def run(self, suite: PreparedSuite) -> None:
         """Run the program, then the tests that it defines and does not run."""
         reached, asked = self.log.reached, self.connection.asked
         with self.recorded_failure(suite.least):
             exec(suite.code, self.space)
+        found = {name: self.space.get(name) for name in suite.tests if name not in self.called}
+        tests = [name for name, function in found.items() if isinstance(function, types.FunctionType)]
+        own = [name for name in tests if not suite.uses_pytest or name in suite.candidates]
         unittests = [kind for name in suite.classes if _is_unittest(kind := self.space.get(name))]
-        num_unittests = sum(map(_num_unittests, unittests))
-        is_idle = not unittests and self.connection.asked == asked
-        results = self._run_pytest(suite, num_unittests) if suite.uses_pytest else []
+        num_others = len(own) + sum(map(_num_unittests, unittests))
+        is_idle = not own and not unittests and self.connection.asked == asked
+        if suite.uses_pytest:
+            left_out = {*own, *self.called, *suite.placeholders}
+            defined = {name: it for name, it in self.space.items() if name not in left_out and not _is_unittest(it)}
+            is_idle = not self.take(suite_pytest.results(defined, self.log, num_others)) and is_idle
         # a function that nobody calls is a test where it is called `check`, or where there is no other test
-        is_idle = is_idle and not results and not self.functions
         called = [name for name in suite.uncalled if callable(self.space.get(name)) and (is_idle or name == "check")]
         checks = [self._check(name) for name in called]
-        self.log.plan(len(self.functions) + num_unittests)
-        for name, function in self.functions.items():
+        self.log.plan(num_others)
+        for name in own:
             with self.log:
-                suite_pytest.completed(function(*([self.candidate] if name in suite.candidates else [])))
+                suite_pytest.completed(self.space[name](*([self.candidate] if name in suite.candidates else [])))
         for check in checks:
             with self.recorded_failure(suite.least):
                 check()
         for kind in unittests:
             self.take(_unittest_results(kind, self.log))
         self._settle(suite.has_assertions or any(suite.uncalled[name] for name in called), reached)
-
-    def _run_pytest(self, suite: PreparedSuite, more: int) -> list[bool]:
-        """Have pytest run all tests that are not unittest's and take no candidate; which of them passed."""
-        own = [*suite.candidates, *self.called]
-        tests = {name: function for name, function in self.functions.items() if name not in suite.candidates}
-        defined = {name: value for name, value in self.space.items() if name not in own and not _is_unittest(value)}
-        self.functions = {name: self.functions[name] for name in suite.candidates if name in self.functions}
-        return self.take(suite_pytest.results({**defined, **tests}, self.log, len(self.functions) + more))
 
     def take(self, results: Iterator[tuple[bool, BaseException | None]]) -> list[bool]:
         """Note each result as it comes; where all are one test, it fails with one of them."""
@@ -323,32 +320,12 @@ class SuiteRun:
             raise AssertionError("a test failed")
         return taken
 
-    def test(self, function: Any) -> Any:
-        """The decorator of a test function: called by the program itself, it is one test and will not be run again."""
-        if not isinstance(function, types.FunctionType):
-            return function
-        name = function.__name__
-        self.functions[name] = function
-        if inspect.isgeneratorfunction(function):
-            return function
-
-        @functools.wraps(function)
-        def called(*given: Any, **named: Any) -> Any:
-            self._take(name)
-            with self.log:
-                return function(*given, **named)
-
-        @functools.wraps(function)
-        async def awaited(*given: Any, **named: Any) -> Any:
-            self._take(name)
-            with self.log:
-                return await function(*given, **named)
-
-        return awaited if inspect.iscoroutinefunction(function) else called
-
-    def _take(self, name: str) -> None:
-        self.functions.pop(name, None)
-        self.called.add(name)
+    @contextlib.contextmanager
+    def test(self, must_reach: bool, name: str) -> Iterator[None]:
+        """The body of a test function: whoever calls it, it is one test, and will not be run again."""
+        self.called |= {name}
+        with self.log if name else contextlib.nullcontext(), self.log.asserting(must_reach):
+            yield
 
     @contextlib.contextmanager
     def recorded_failure(self, least: int) -> Iterator[None]:
