@@ -41,7 +41,7 @@ from whet.reward.failure import unscorable
 from whet.reward.sandbox.job import Job, JobResult, Limits, ProgramJob, UnitTestJob
 from whet.reward.sandbox.pool import shared_sandbox
 from whet.reward.sandbox.suite import prepared_suite, read_suite
-from whet.reward.sandbox.suite_runner import NOT_REACHED
+from whet.reward.sandbox.suite_log import NOT_REACHED
 from whet.threads import Thread
 from whet.types import Prompt, Sample, WhetError
 

@@ -11,13 +11,11 @@ import inspect
 import os
 import types
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from whet.reward.sandbox import wire
 from whet.reward.sandbox.remote import CannotJudge, Remote, RemoteType
-
-if TYPE_CHECKING:
-    from whet.reward.sandbox.suite_runner import ResultLog
+from whet.reward.sandbox.suite_log import ResultLog
 
 # plugins that read or write files, or that tell a person something
 LEFT_OUT = (
@@ -114,7 +112,8 @@ def results(defined: Mapping[str, Any], log: ResultLog, more: int) -> Iterator[t
             outcomes = {report.outcome for report in runtestprotocol(item, log=False, nextitem=following)}
         for error in caught:
             if isinstance(error, pytest.FixtureLookupError):
-                raise CannotJudge(f"{item.name} needs {error.argname}, which the tests do not define")
+                missing = [name for name in item.fixturenames if name not in item._fixtureinfo.name2fixturedefs]
+                raise CannotJudge(f"{item.name} needs {', '.join(missing)}, which the tests do not define")
             if isinstance(error, CannotJudge | wire.ConnectionClosed):
                 raise error
         if "failed" in outcomes or "skipped" not in outcomes:

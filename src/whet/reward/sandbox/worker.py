@@ -42,21 +42,6 @@ PRELOAD = (
     *("re", "statistics", "string", "struct", "time", "traceback", "types", "typing", "warnings"),
 )
 Body = Callable[[], None]
-ROOMS = (
-    *(
-        "candidate",
-        "suite_peer",
-        "suite_pytest",
-        "suite_runner",
-        "session_runner",
-        "cgroup",
-        "isolation",
-        "kernel",
-        "literal",
-    ),
-    *("remote", "seccomp", "wire", "worker"),
-)
-OWN_MODULES = ("whet", "whet.reward.sandbox", *(f"whet.reward.sandbox.{name}" for name in ROOMS))
 
 
 def start_job(
@@ -432,8 +417,8 @@ def main(control: int) -> None:
     confinement.holds["tree_memory"] = confinement.processes is not None
     warm_up(*setup["warm_up"])
     # the code under test has no use for the sandbox's own modules
-    for name in OWN_MODULES:
-        sys.modules.pop(name, None)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "whet"]:
+        del sys.modules[name]
     gc.collect()
     gc.freeze()
     gc.disable()
