@@ -67,7 +67,7 @@ def test_a_worker_that_comes_back_brings_nothing_along(sandbox):
         assert value(one, "import os; (os.listdir('.'), 'left' in globals())") == "([], False)"
         value(one, f"left = {number}\nopen('left', 'w').write('x')")
         one.close()
-    assert len(sandbox.idle) >= 1 and not sandbox.lent
+    assert len(sandbox.idle) >= 1 and not sandbox._lent
 
 
 def test_an_error_is_one_line_and_keeps_the_state(session):
@@ -233,7 +233,7 @@ def test_closing_in_the_middle_of_a_call_ends_it(sandbox):
     assert not thread.is_alive() and len(met) == 1
     with pytest.raises(SessionOver, match="closed"):
         run(session, "1")
-    assert not sandbox.lent
+    assert not sandbox._lent
 
 
 def test_the_trainers_end_takes_the_session_along(tmp_path):
@@ -277,7 +277,7 @@ def test_functions_and_objects_are_loaded_once_and_keep_their_state(session):
 def test_workers_can_be_made_ready(sandbox):
     sandbox.start(3)
     ready = set(sandbox.idle)
-    assert len(ready) >= 3 and not sandbox.lent
+    assert len(ready) >= 3 and not sandbox._lent
     session = SandboxSession(sandbox, SMALL)
     assert value(session, "1 + 1") == "2" and session._worker in ready
     session.close()

@@ -162,6 +162,7 @@ class WorkerProcess:
     def send_with(self, message: bytes, ends: Sequence[int], more: bytes = b"") -> None:
         """Send a message that carries descriptors, which are closed here, and what follows it."""
         try:
+            self.connection.settimeout(GRACE_SECONDS)
             sent = socket.send_fds(self.connection, [message], ends)
             self.connection.sendall(message[sent:] + more)
         except OSError as error:
@@ -173,19 +174,16 @@ class WorkerProcess:
     def do(self, job: Job) -> JobResult | None:
         """Have the worker do a job; None where it is gone or far too late."""
         header, *parts = map(wire.packed, job.messages())
-        deadline = time.monotonic() + job.limits.wall_seconds + GRACE_SECONDS
-        self.connection.settimeout(GRACE_SECONDS)
         pipes = {name: os.pipe() for name in job.streams()}
         streams = [Stream(name, most, pipes[name][0]) for name, most in job.streams().items()]
+        ends = [*(end for _, end in pipes.values()), *map(wire.file_with, job.files())]
         try:
-            self.send_with(
-                header, [*(end for _, end in pipes.values()), *map(wire.file_with, job.files())], b"".join(parts)
-            )
-            answer = self._answer(streams, deadline)
+            self.send_with(header, ends, b"".join(parts))
+            answer = self._answer(streams, time.monotonic() + job.limits.wall_seconds + GRACE_SECONDS)
             for stream in streams:
                 while stream.read():  # whoever could write has ended: what is there is all there will be
                     pass
-        except wire.ConnectionClosed:
+        except (wire.ConnectionClosed, OSError, ValueError):  # ValueError: of a connection that was closed here
             return None
         finally:
             for stream in streams:
@@ -267,7 +265,7 @@ class Sandbox:
 
     def _begin(self) -> None:
         self.idle: list[WorkerProcess] = []
-        self.lent: set[WorkerProcess] = set()
+        self._lent: set[WorkerProcess] = set()
         self.cores = threading.BoundedSemaphore(self.size)  # jobs and calls of sessions that run at once
         self._lock = threading.RLock()  # of the workers
         self._owner = os.getpid()
@@ -325,7 +323,7 @@ class Sandbox:
     @property
     def workers(self) -> list[WorkerProcess]:
         """All that run."""
-        return [*self.idle, *self.lent]
+        return [*self.idle, *self._lent]
 
     def start(self, count: int | None = None) -> None:
         """Have that many workers ready, by default one a core: to start one takes longer than most jobs."""
@@ -341,7 +339,7 @@ class Sandbox:
         if self._owner == os.getpid():
             with self._lock:
                 ended = self.workers
-                self.idle, self.lent = [], set()
+                self.idle, self._lent = [], set()
             for worker in ended:
                 worker.hang_up()
             for worker in ended:
@@ -356,7 +354,7 @@ class Sandbox:
             while self.idle:
                 worker = self.idle.pop()
                 if worker.process.poll() is None:
-                    self.lent.add(worker)
+                    self._lent.add(worker)
                     return worker
                 worker.end()  # it died while nobody had it
         return self._started()
@@ -364,9 +362,9 @@ class Sandbox:
     def take_back(self, worker: WorkerProcess, *, is_sound: bool) -> bool:
         """The end of a job or session. A worker that is not sound ends with it. False for one that was ended before."""
         with self._lock:
-            if worker not in self.lent:
+            if worker not in self._lent:
                 return False  # closed meanwhile
-            self.lent.remove(worker)
+            self._lent.remove(worker)
             if is_sound and len(self.idle) < MOST_IDLE:
                 self.idle.append(worker)
                 return True
@@ -393,7 +391,7 @@ class Sandbox:
             greeting = worker.receive()
             with self._lock:
                 self._admit(worker, greeting)
-                self.lent.add(worker)
+                self._lent.add(worker)
         except BaseException as error:
             worker.end()
             if isinstance(error, WhetError):

@@ -308,7 +308,11 @@ def read_suite(tests: str) -> Suite:
     called = set() if defines else {name for statement in tree.body for name in _called_names(statement)[:1]}
     imports = imported_modules(tree)
     return Suite(
-        *map(frozenset, (free, called, imports, _names_as_functions(tree), _names_called_only(tree))),
+        frozenset(free),
+        frozenset(called),
+        frozenset(imports),
+        frozenset(_names_as_functions(tree)),
+        frozenset(_names_called_only(tree)),
         frozenset(replaced_names(tree, imports)),
         num_results(tree),
         _why_unscorable(tests, tree),

@@ -7,11 +7,12 @@ installed. It reads no file: the folder it stands in is the code's too, which co
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import os
 import types
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
 
 from whet.reward.sandbox import wire
 from whet.reward.sandbox.remote import CannotJudge, Remote, RemoteType
@@ -59,13 +60,6 @@ def results(defined: Mapping[str, Any], log: ResultLog, more: int) -> Iterator[t
         def _getobj(self) -> types.ModuleType:
             return module
 
-    class MonkeyPatch(pytest.MonkeyPatch):
-        def setattr(self, target: Any, name: Any, *value: Any, **named: Any) -> None:
-            if not isinstance(target, RemoteType):
-                return super().setattr(target, name, *value, **named)
-            self.endings.callback(setattr, target, name, getattr(target, name))
-            setattr(target, name, *value)
-
     class Plugin:
         @pytest.fixture
         def tmp_path(self) -> pathlib.Path:
@@ -75,10 +69,11 @@ def results(defined: Mapping[str, Any], log: ResultLog, more: int) -> Iterator[t
 
         @pytest.fixture
         def monkeypatch(self) -> Iterator[Any]:
-            made = MonkeyPatch()
-            with contextlib.ExitStack() as made.endings:
+            made = pytest.MonkeyPatch()
+            with contextlib.ExitStack() as endings:
+                endings.callback(made.undo)
+                vars(made)["setattr"] = functools.partial(_set_attribute, made.setattr, endings)
                 yield made
-                made.undo()
 
         @pytest.hookimpl(tryfirst=True)
         def pytest_pyfunc_call(self, pyfuncitem: Any) -> bool:
@@ -96,7 +91,9 @@ def results(defined: Mapping[str, Any], log: ResultLog, more: int) -> Iterator[t
             if error is not None:
                 caught.append(error)
             is_skip = isinstance(error, pytest.skip.Exception)
-            outcome = "passed" if error is None else "skipped" if is_skip else "failed"
+            outcome: Literal["passed", "failed", "skipped"] = (
+                "passed" if error is None else "skipped" if is_skip else "failed"
+            )
             return pytest.TestReport(item.nodeid, ("", 0, item.name), {}, outcome, None, call.when)
 
     if not _prepared:
@@ -118,6 +115,16 @@ def results(defined: Mapping[str, Any], log: ResultLog, more: int) -> Iterator[t
                 raise error
         if "failed" in outcomes or "skipped" not in outcomes:
             yield "failed" not in outcomes, caught[0] if caught else None
+
+
+def _set_attribute(
+    set_here: Callable[..., None], endings: contextlib.ExitStack, target: Any, *words: Any, **named: Any
+) -> None:
+    """`monkeypatch.setattr`. Of a class of the code it would look into the one that stands for it here."""
+    if not isinstance(target, RemoteType):
+        return set_here(target, *words, **named)
+    endings.callback(setattr, target, words[0], getattr(target, words[0]))
+    setattr(target, *words)
 
 
 def _leaves_out(mark: Any) -> bool:
