@@ -5,15 +5,14 @@ from __future__ import annotations
 import ast
 import binascii
 import functools
-import json
 import marshal
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from whet.reward.sandbox import plain, suite
-from whet.reward.sandbox.wire import LENGTH, packed
+from whet.reward.sandbox.wire import messages, packed
 from whet.types import WhetError
 
 MOST = 1 << 30  # of any limit: what the kernel can count
@@ -170,7 +169,7 @@ class JobResult:
 
 def _job_result(answer: Mapping[str, Any], streams: Mapping[str, bytes], overflowed: Collection[str]) -> JobResult:
     """A worker's answer and what the job wrote, as a `JobResult`."""
-    record = _record(streams.get("record", b""))
+    record = list(messages(streams.get("record", b"")))
     tests = [entry for entry in record if "passed" in entry]
     closing = next((entry for entry in record if "ended" in entry), None)
     ended = REASONS["output" if overflowed else answer["ended"]]
@@ -211,15 +210,3 @@ def _prepared_tests(setup: str, tests: tuple[str, ...], program: str, entry_poin
 def _header(kind: str, limits: Limits) -> dict[str, Any]:
     """All that the worker itself learns of a job; the rest goes to processes that end with it."""
     return {"kind": kind, "limits": limits.counts(), "wall_seconds": limits.wall_seconds}
-
-
-def _record(data: bytes) -> Sequence[dict[str, Any]]:
-    """The complete messages of a record that may have been cut short."""
-    records: list[dict[str, Any]] = []
-    while len(data) >= LENGTH.size:
-        (length,) = LENGTH.unpack(data[: LENGTH.size])
-        text, data = data[LENGTH.size : LENGTH.size + length], data[LENGTH.size + length :]
-        if len(text) < length:
-            break
-        records.append(json.loads(text))
-    return records
