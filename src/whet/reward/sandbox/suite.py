@@ -395,19 +395,26 @@ def _parameters(function: Function) -> list[str]:
 
 
 def _uses_pytest(tree: ast.Module, candidates: Collection[str]) -> bool:
-    """True where tests are pytest's to run: by its marks and fixtures, or as methods of a class without a base."""
-    functions = functions_of(tree)
+    """True where tests are pytest's to run: by its marks and fixtures, or as methods of a class without a base.
+    Functions that only use `pytest.raises` and its like are called as they are.
+    """
+    functions, defined = (
+        functions_of(tree),
+        [node for node in ast.walk(tree) if isinstance(node, Function | ast.ClassDef)],
+    )
     tests = [each for name, each in functions.items() if is_test_name(name) and name not in candidates]
     classes = [node for node in top_level(tree.body) if isinstance(node, ast.ClassDef) and node.name.startswith("Test")]
     return (
-        "pytest" in imported_modules(tree)
+        any(PYTEST_DECORATOR.search(ast.unparse(each)) for node in defined for each in node.decorator_list)
         or not PYTEST_SETUP.isdisjoint(functions)
+        or any(isinstance(node, ast.Name) and node.id == "pytestmark" for node in ast.walk(tree))
         or any(_parameters(each) for each in tests)
         or any(num_results(node) for node in classes if "TestCase" not in ast.unparse(ast.Tuple(node.bases)))
     )
 
 
 PYTEST_SETUP = frozenset(("setup_module", "teardown_module", "setup_function", "teardown_function"))
+PYTEST_DECORATOR = re.compile(r"\b(?:fixture|mark)\b")
 
 
 class AssertionRecorder(ast.NodeTransformer):
