@@ -137,6 +137,50 @@ def test_tests_that_nothing_calls_are_run(form):
         assert [scored(code, prompt(tests=tests)) for code in (RIGHT, WRONG)] == [1.0, 0.0]
 
 
+PYTEST = """
+import logging
+import pytest
+
+STARTED = []
+
+@pytest.fixture(autouse=True)
+def started():
+    STARTED.append(2)
+    yield
+    STARTED.clear()
+
+@pytest.fixture
+def test_number(request):
+    return request.param + 1
+
+@pytest.mark.parametrize("test_number", [0, 1], indirect=True)
+def test_add(test_number, caplog):
+    logging.warning(add(test_number, *STARTED))
+    assert caplog.messages == [str(test_number + 2)]
+
+def test_later():
+    pass
+
+@pytest.mark.xfail
+def test_wish():
+    assert add(1, 2) == 4
+"""
+# a folder that pytest would read, and an error that is nothing when asked
+HOSTILE = """
+hook = "import pytest\\n@pytest.hookimpl(tryfirst=True)\\ndef pytest_pyfunc_call(pyfuncitem): return True"
+for name, text in {"conftest.py": hook, "pytest.ini": "[pytest]\\naddopts = --collect-only", "pytest.py": ""}.items():
+    open(name, "w").write(text)
+class Nothing(Exception):
+    __bool__ = lambda self: False
+def add(a, b): raise Nothing
+"""
+
+
+def test_what_needs_pytest_is_run_by_pytest_and_no_code_can_talk_to_it():
+    given = prompt(tests=PYTEST)
+    assert [scored(code, given) for code in (RIGHT, HOSTILE, "def add(a, b): return 3")] == [1.0, 0.0, 0.5]
+
+
 def test_one_test_function_is_one_test():
     tests = "def test_one():\n    assert add(1, 2) == 3\n    assert add(1, 2) == 3\n"
     tests += "def test_two():\n    assert add(5, 5) == 10\n"

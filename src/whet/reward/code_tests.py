@@ -40,8 +40,8 @@ from whet.reward.answer import final_part, tagged
 from whet.reward.failure import unscorable
 from whet.reward.sandbox.job import Job, JobResult, Limits, ProgramJob, UnitTestJob
 from whet.reward.sandbox.pool import shared_sandbox
-from whet.reward.sandbox.suite import expected_names, holds_check, num_results, why_unscorable
-from whet.reward.sandbox.suite_runner import NOT_REACHED
+from whet.reward.sandbox.suite import prepared_suite, read_suite
+from whet.reward.sandbox.suite_log import NOT_REACHED
 from whet.threads import Thread
 from whet.types import Prompt, Sample, WhetError
 
@@ -146,15 +146,16 @@ class PromptTests:
         if entry:
             return frozenset((entry,))
         tests = self.test_spec.get("program") or "\n".join((self.test_spec["setup"], *self.test_spec["tests"]))
-        return _expected_names(tests)
+        return frozenset(read_suite(tests).expected_names())
 
     @property
     def packages(self) -> tuple[str, ...]:
         """What a worker should have loaded before the tests come: importing it takes longer than most tests."""
         if self.test_spec is None or self.test_spec["form"] == "calls":
             return ()
-        text = str(self.test_spec.get("program") or self.test_spec.get("tests"))
-        return TEST_PACKAGES if any(name in text for name in TEST_PACKAGES) else ()
+        text = self.test_spec.get("program") or "\n".join(self.test_spec["tests"])
+        is_needed = not read_suite(text).imports.isdisjoint(TEST_PACKAGES) or prepared_suite(text).uses_pytest
+        return TEST_PACKAGES if is_needed else ()
 
     @property
     def is_program(self) -> bool:
@@ -535,14 +536,17 @@ def tests_of(prompt: Prompt, prelude: str, tolerance: float) -> PromptTests:
         column_value = column_value["functional"]
     if isinstance(column_value, str):
         _check_parses(column_value, prompt)
+        suite = read_suite(column_value)
         test_spec: dict[str, Any] = {"form": "program", "program": column_value, "entry_point": entry}
-        return PromptTests(test_spec, (), prelude, _num_results(column_value), _why_unscorable(column_value))
+        return PromptTests(test_spec, (), prelude, suite.num_results, suite.why_unscorable)
     if isinstance(column_value, list) and all(isinstance(test, str) for test in column_value):
         setup = str(prompt.meta.get("test_setup_code") or "")
         _check_parses("\n".join([setup, *column_value]), prompt)
         test_spec = {"form": "assertions", "tests": column_value, "setup": setup, "entry_point": entry}
-        total = sum(_holds_check(test) for test in column_value)
-        return PromptTests(test_spec, (), prelude, total, "" if total else _why_unscorable("\n".join(column_value)))
+        total = sum(not read_suite(test).why_unscorable for test in column_value)
+        return PromptTests(
+            test_spec, (), prelude, total, "" if total else read_suite("\n".join(column_value)).why_unscorable
+        )
     return _cases(column_value, prompt, prelude, tolerance)
 
 
@@ -579,26 +583,6 @@ def _check_parses(tests: str, prompt: Prompt) -> None:
             f"the tests of prompt {prompt.id!r} are not Python: {tests[:80]!r}; fix them, or give the row an "
             "`unscorable` column that is true"
         )
-
-
-@functools.lru_cache(maxsize=4096)
-def _num_results(program: str) -> int:
-    return num_results(ast.parse(program))
-
-
-@functools.lru_cache(maxsize=4096)
-def _why_unscorable(tests: str) -> str:
-    return why_unscorable(tests)
-
-
-@functools.lru_cache(maxsize=4096)
-def _expected_names(tests: str) -> frozenset[str]:
-    return frozenset(expected_names(tests, set())) if _is_code(tests) else frozenset()
-
-
-@functools.lru_cache(maxsize=4096)
-def _holds_check(test: str) -> bool:
-    return holds_check(ast.parse(test))
 
 
 def _cases(given: Any, prompt: Prompt, prelude: str, tolerance: float) -> PromptTests:

@@ -67,7 +67,7 @@ def test_a_worker_that_comes_back_brings_nothing_along(sandbox):
         assert value(one, "import os; (os.listdir('.'), 'left' in globals())") == "([], False)"
         value(one, f"left = {number}\nopen('left', 'w').write('x')")
         one.close()
-    assert len(sandbox._spare) >= 1 and not sandbox._lent
+    assert len(sandbox.idle) >= 1 and not sandbox._lent
 
 
 def test_an_error_is_one_line_and_keeps_the_state(session):
@@ -177,7 +177,7 @@ def test_children_that_detach_end_with_the_session(sandbox):
     """
     run(session, source)
     session.close()
-    assert sandbox._spare and num_jobs_left(sandbox) == 0
+    assert sandbox.idle and num_jobs_left(sandbox) == 0
 
 
 HOSTILE = """
@@ -275,11 +275,11 @@ def test_functions_and_objects_are_loaded_once_and_keep_their_state(session):
 
 
 def test_workers_can_be_made_ready(sandbox):
-    sandbox.warm(3)
-    ready = set(sandbox._spare)
+    sandbox.start(3)
+    ready = set(sandbox.idle)
     assert len(ready) >= 3 and not sandbox._lent
     session = SandboxSession(sandbox, SMALL)
     assert value(session, "1 + 1") == "2" and session._worker in ready
     session.close()
-    sandbox.warm(2)
-    assert set(sandbox._spare) == ready
+    sandbox.start(2)
+    assert set(sandbox.idle) == ready

@@ -18,7 +18,7 @@ import pytest
 from whet.reward.sandbox.job import JobResult, Limits, UnitTestJob
 from whet.reward.sandbox.literal import NotPlain, nodes_of, value_of
 from whet.reward.sandbox.pool import Sandbox
-from whet.reward.sandbox.suite import expected_names
+from whet.reward.sandbox.suite import read_suite
 from whet.reward.sandbox.suite_runner import equals
 from whet.reward.sandbox.worker import SandboxWorker
 
@@ -310,10 +310,10 @@ def test_a_function_named_like_a_builtin(sandbox):
 
 
 def test_names_the_tests_expect():
-    assert expected_names("assert f(1) == g(2)", set()) == {"f", "g"}
-    assert expected_names("import math\nx = 1\nassert math.isclose(f(x), 2)", set()) == {"f"}
-    assert expected_names("assert poly(f(1)) == [v for v in (1, 2)]", {"poly"}) == {"f"}
-    assert expected_names("assert max([1]) == 1", set()) == {"max"}
+    assert read_suite("assert f(1) == g(2)").expected_names() == {"f", "g"}
+    assert read_suite("import math\nx = 1\nassert math.isclose(f(x), 2)").expected_names() == {"f"}
+    assert read_suite("assert poly(f(1)) == [v for v in (1, 2)]").expected_names({"poly"}) == {"f"}
+    assert read_suite("assert max([1]) == 1").expected_names() == {"max"}
 
 
 def test_values_travel_unchanged():

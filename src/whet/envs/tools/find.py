@@ -76,7 +76,7 @@ def _built_in(name: str, settings: Mapping[str, Any]) -> ToolSource:
         allowed: tuple[str, ...] = ("memory_mb",)
         _check_settings(name, settings, allowed)
         sandbox = shared_sandbox()
-        sandbox.warm(1)  # a machine that isolates too little is refused now
+        sandbox.start(1)  # a machine that isolates too little is refused now
         return PythonSource(sandbox, **settings)
     from whet.envs.tools.search import SETTINGS, search_source
 

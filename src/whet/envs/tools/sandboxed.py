@@ -145,7 +145,7 @@ def warm_sandboxes(sources: Sequence[Any], episodes: int) -> None:
     """Make processes ready for so many episodes at once, each with a session of every source."""
     counts = Counter(source.sandbox for source in sources if isinstance(source, PythonSource | SandboxedSource))
     for sandbox, sessions in counts.items():
-        sandbox.warm(episodes * sessions)
+        sandbox.start(episodes * sessions)
 
 
 def session_limits(limits: ToolLimits, memory_mb: int) -> Limits:

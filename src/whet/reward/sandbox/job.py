@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import binascii
 import functools
-import json
 import marshal
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from whet.reward.sandbox import plain, suite, suite_runner
-from whet.reward.sandbox.wire import LENGTH, packed
+from whet.reward.sandbox import plain, suite
+from whet.reward.sandbox.wire import messages, packed
 from whet.types import WhetError
 
 MOST = 1 << 30  # of any limit: what the kernel can count
@@ -103,11 +103,17 @@ class UnitTestJob:
 
     def files(self) -> list[bytes]:
         """What goes to one of the job's processes alone."""
-        if self._calls() is not None:
-            return []
-        tests = {"setup": "", "entry_point": "", "tolerance": 0.0, "prelude": self.prelude, **self.test_spec}
-        known = _prepared_tests(tests["setup"], tuple(tests.get("tests", ())), tests.get("program", ""))
-        return [packed({**tests, **known})]
+        return [] if self._calls() is not None else [packed(self.tests())]
+
+    def tests(self) -> dict[str, Any]:
+        """The tests as their process takes them."""
+        spec = {"setup": "", "tests": (), "program": "", "entry_point": "", "cases": (), **self.test_spec}
+        texts = (spec["setup"], *spec["tests"]) if not spec["program"] else (spec["program"],)
+        prepared = _prepared_tests(spec["setup"], (*spec["tests"],), spec["program"], spec["entry_point"] or "")
+        known = {"cases": spec["cases"], "tolerance": spec.get("tolerance", 0.0)}
+        # what the code cannot foresee, and what is the same in every run
+        secret = "\n".join((*texts, str(spec["cases"])))
+        return {**known, **prepared, "secret": secret, "prelude": self.prelude}
 
     def streams(self) -> dict[str, int]:
         """The pipe the tests write their results to, or the code what it returns."""
@@ -163,7 +169,7 @@ class JobResult:
 
 def _job_result(answer: Mapping[str, Any], streams: Mapping[str, bytes], overflowed: Collection[str]) -> JobResult:
     """A worker's answer and what the job wrote, as a `JobResult`."""
-    record = _record(streams.get("record", b""))
+    record = list(messages(streams.get("record", b"")))
     tests = [entry for entry in record if "passed" in entry]
     closing = next((entry for entry in record if "ended" in entry), None)
     ended = REASONS["output" if overflowed else answer["ended"]]
@@ -187,28 +193,20 @@ def _job_result(answer: Mapping[str, Any], streams: Mapping[str, bytes], overflo
 
 
 @functools.lru_cache(maxsize=4096)
-def _prepared_tests(setup: str, tests: tuple[str, ...], program: str) -> dict[str, Any]:
-    """What the tests' side would work out of its tests in every job, worked out once: many jobs have the same tests."""
+def _prepared_tests(setup: str, tests: tuple[str, ...], program: str, entry_point: str) -> dict[str, Any]:
+    """What the trainer works out of tests for the process that runs them, once: many jobs have the same tests."""
     try:
-        compiled = marshal.dumps(suite_runner.prepared_suite(program) if program else suite.compiled_checks(tests))
-        outline = suite.outline(program or "\n".join([setup, *tests]))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return {}
-    return {"outline": outline, "compiled": binascii.b2a_base64(compiled).decode()}
+        read = suite.read_suite(program or "\n".join([setup, *tests]))
+        suites = [suite.prepared_suite(program)] if program else [suite.prepared_suite(each, True) for each in tests]
+        start = suite.compiled(ast.parse(setup))
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        read, suites, start = suite.read_suite(""), [], suite.raising(error)
+    names = {key: sorted(value) for key, value in vars(read).items() if isinstance(value, frozenset)}
+    code = binascii.b2a_base64(marshal.dumps([start, *map(tuple, suites)])).decode()
+    modules = sorted(read.imports & {*suite.CODE_MODULES, entry_point})
+    return {**names, "code": code, "code_modules": modules, "entry_point": entry_point}
 
 
 def _header(kind: str, limits: Limits) -> dict[str, Any]:
     """All that the worker itself learns of a job; the rest goes to processes that end with it."""
     return {"kind": kind, "limits": limits.counts(), "wall_seconds": limits.wall_seconds}
-
-
-def _record(data: bytes) -> Sequence[dict[str, Any]]:
-    """The complete messages of a record that may have been cut short."""
-    records: list[dict[str, Any]] = []
-    while len(data) >= LENGTH.size:
-        (length,) = LENGTH.unpack(data[: LENGTH.size])
-        text, data = data[LENGTH.size : LENGTH.size + length], data[LENGTH.size + length :]
-        if len(text) < length:
-            break
-        records.append(json.loads(text))
-    return records

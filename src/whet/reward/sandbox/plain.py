@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import builtins
 import functools
-import json
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from whet.reward.sandbox import literal, remote, suite
-from whet.reward.sandbox.wire import LARGEST_PLAIN, LENGTH
+from whet.reward.sandbox.wire import LARGEST_PLAIN, messages
 
 LONGEST_TESTS = 4096  # characters: whatever equals the expected values is far smaller than LARGEST_PLAIN
 MOST_CALLS = 15  # whose largest answers fit into the pipe together
@@ -48,7 +48,7 @@ def calls_of(tests: tuple[str, ...], entry_point: str) -> PlainCalls | None:
     if len(tests) > MOST_CALLS or len(text) > LONGEST_TESTS:
         return None
     try:
-        names = suite.expected_names(text, set()) | ({entry_point} if entry_point else set())
+        names = suite.read_suite(text).expected_names() | ({entry_point} if entry_point else set())
         calls = suite.plain_calls(tests, names - {"candidate"})
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
@@ -68,31 +68,13 @@ def calls_of(tests: tuple[str, ...], entry_point: str) -> PlainCalls | None:
 def judged(calls: PlainCalls, data: bytes) -> CallVerdict:
     """The verdict on what the code wrote."""
     expected = calls.expected
-    answers = list(_answers(data, 1 + len(expected)))
+    answers = list(itertools.islice(messages(data, LARGEST_PLAIN), 1 + len(expected)))
     if not answers or "loaded" not in answers[0]:
         text = str(answers[0].get("text", "")) if answers else "the code ended while it was loaded"
         return CallVerdict((), (), "the code does not load", text[:200])
     notes = tuple(_failure(answer, value) for answer, value in zip(answers[1:], expected, strict=False))
     ended = "" if len(notes) == len(expected) else "the code ended before its tests"
     return CallVerdict(tuple(not note for note in notes), notes, ended)
-
-
-def _answers(data: bytes, most: int) -> Iterator[dict[str, Any]]:
-    """The first messages, up to one that is none."""
-    start = 0
-    for _ in range(most):
-        (length,) = LENGTH.unpack_from(data, start) if len(data) >= start + LENGTH.size else (LARGEST_PLAIN,)
-        text = data[start + LENGTH.size : start + LENGTH.size + length]
-        start += LENGTH.size + length
-        if length >= LARGEST_PLAIN or len(text) < length:
-            return
-        try:
-            answer = json.loads(text)
-        except (ValueError, RecursionError):
-            return
-        if not isinstance(answer, dict):
-            return
-        yield answer
 
 
 def _failure(answer: dict[str, Any], expected: Any) -> str:

@@ -1,9 +1,9 @@
 """The trainer's side: warm workers, one per core, and the jobs dealt out to them.
 
 Workers are fresh interpreters, started by exec and never by a fork of the trainer: threads, CUDA and open files of
-the trainer do not exist in them. A pool takes batches from any number of threads at once: one thread of its own deals
-the jobs of all of them out, so a job that takes long keeps one worker busy and nobody else waiting. A pool starts anew
-after a fork.
+the trainer do not exist in them. Whoever has something to run, a job of a batch or a session, is lent a worker of its
+own; no more jobs and calls run at once than there are cores. Batches of any number of threads share the cores job by
+job, so a job that takes long keeps one worker busy and nobody else waiting. A pool starts anew after a fork.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ import tempfile
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from whet.reward.sandbox import isolation, wire
-from whet.reward.sandbox.job import DEFAULT_LIMITS, LOST, Job, JobResult
+from whet.reward.sandbox.job import DEFAULT_LIMITS, LOST, Job, JobResult, UnitTestJob
 from whet.reward.sandbox.requirement import (
     Requirement,
     check_isolation,
@@ -38,7 +38,7 @@ from whet.reward.sandbox.requirement import (
     required_isolation,
     tell_isolation,
 )
-from whet.threads import Thread, num_cores, side_by_side
+from whet.threads import in_threads, num_cores, side_by_side
 from whet.types import WhetError
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ START_SECONDS = 60.0
 GRACE_SECONDS = 10.0  # what a worker may take beyond a job's wall-clock limit
 END_SECONDS = 2.0  # what a worker may take to end
 ATTEMPTS = 2  # of a job whose worker was lost
-MOST_SPARE = 256  # workers that wait for another session
+MOST_IDLE = 256  # workers that wait for another job or session
 
 # stand-ins for the packages on the way: their own __init__ would load torch into every worker
 BOOT = """
@@ -58,6 +58,10 @@ for name, folder in zip(("whet", "whet.reward.sandbox"), sys.argv[2:]):
 from whet.reward.sandbox.worker import main
 main(int(sys.argv[1]))
 """
+WARM_UP = UnitTestJob(
+    ("def f(x):\n    return [x, {'a': 2.5}]\n",),
+    {"form": "program", "program": "def check(f):\n    for n in range(9):\n        assert f(n) == [n, {'a': 2.5}]\n"},
+)
 ENVIRONMENT = {
     # equal runs give equal scores: without it the order of a set of strings would change from worker to worker
     **{"PYTHONHASHSEED": "0", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "TZ": "UTC", "PATH": "/usr/bin:/bin"},
@@ -107,46 +111,21 @@ def _has_room(descriptor: int, most: int) -> bool:
         return False
 
 
-class JobBatch:
-    """The jobs of one call of `Sandbox.run`, and what came of them."""
-
-    def __init__(self, jobs: Sequence[Job]) -> None:
-        self.results: list[JobResult | None] = [None] * len(jobs)
-        self.waiting = [WaitingJob(self, number, job) for number, job in enumerate(jobs)]
-        self.left = len(jobs)
-        self.error: BaseException | None = None
-        self.is_cancelled = False
-        self.is_over = threading.Event()
-        if not jobs:
-            self.is_over.set()
-
-    def settle(self, number: int, result: JobResult) -> None:
-        """Take the result of one job."""
-        self.results[number] = result
-        self.left -= 1
-        if not self.left:
-            self.is_over.set()
-
-    def fail(self, error: BaseException) -> None:
-        """End the batch without its results."""
-        self.error = error
-        self.is_over.set()
-
-
 @dataclass(eq=False)
-class WaitingJob:
-    """One job of a batch, on its way."""
+class JobBatch:
+    """The jobs of one call of `Sandbox.run`, and who works on them."""
 
-    batch: JobBatch
-    number: int
-    job: Job
-    attempts: int = 0
+    futures: list[Future[JobResult]] = field(default_factory=list)
+    busy: set[WorkerProcess] = field(default_factory=set)
+    is_cancelled: bool = False
 
-    def __post_init__(self) -> None:
-        # in the thread that hands the job in: the dispatcher has all threads' jobs to deal with
-        self.header, *parts = map(wire.packed, self.job.messages())
-        self.parts = b"".join(parts)
-        self.files, self.streams = self.job.files(), self.job.streams()
+    def cancel(self) -> None:
+        """Begin no more jobs, and end those under way."""
+        self.is_cancelled = True
+        for future in self.futures:
+            future.cancel()
+        for worker in list(self.busy):
+            worker.hang_up()
 
 
 class WorkerProcess:
@@ -170,10 +149,7 @@ class WorkerProcess:
                 start_new_session=True,
             )
         self.connection.settimeout(START_SECONDS)
-        self.at: WaitingJob | None = None  # the job it works on
-        self.streams: list[Stream] = []  # what that job writes
-        self.deadline = 0.0
-        wanted = {"preload": list(preload), "without": list(without)}
+        wanted = {"preload": list(preload), "without": list(without), "warm_up": [WARM_UP.sources, WARM_UP.tests()]}
         self.send({"scratch": self.scratch, "limits": DEFAULT_LIMITS.counts(), **wanted})
 
     def send(self, *messages: object) -> None:
@@ -183,28 +159,57 @@ class WorkerProcess:
         except OSError as error:
             raise wire.ConnectionClosed(str(error)) from None
 
-    def give(self, waiting: WaitingJob) -> None:
-        """Send a job, with the writing ends of pipes for what it writes, and its files."""
-        self.at, ends = waiting, []
-        for name, most in waiting.streams.items():
-            reading, writing = os.pipe()
-            ends.append(writing)
-            self.streams.append(Stream(name, most, reading))
-        ends += map(wire.file_with, waiting.files)
+    def send_with(self, message: bytes, ends: Sequence[int], more: bytes = b"") -> None:
+        """Send a message that carries descriptors, which are closed here, and what follows it."""
         try:
-            sent = socket.send_fds(self.connection, [waiting.header], ends)
-            self.connection.sendall(waiting.header[sent:] + waiting.parts)
+            self.connection.settimeout(GRACE_SECONDS)
+            sent = socket.send_fds(self.connection, [message], ends)
+            self.connection.sendall(message[sent:] + more)
         except OSError as error:
             raise wire.ConnectionClosed(str(error)) from None
         finally:
             for end in ends:
                 os.close(end)
 
-    def close_streams(self) -> None:
-        """Take nothing more of what the job writes."""
-        for stream in self.streams:
-            stream.close()
-        self.streams = []
+    def do(self, job: Job) -> JobResult | None:
+        """Have the worker do a job; None where it is gone or far too late."""
+        header, *parts = map(wire.packed, job.messages())
+        pipes = {name: os.pipe() for name in job.streams()}
+        streams = [Stream(name, most, pipes[name][0]) for name, most in job.streams().items()]
+        ends = [*(end for _, end in pipes.values()), *map(wire.file_with, job.files())]
+        try:
+            self.send_with(header, ends, b"".join(parts))
+            answer = self._answer(streams, time.monotonic() + job.limits.wall_seconds + GRACE_SECONDS)
+            for stream in streams:
+                while stream.read():  # whoever could write has ended: what is there is all there will be
+                    pass
+        except (wire.ConnectionClosed, OSError, ValueError):  # ValueError: of a connection that was closed here
+            return None
+        finally:
+            for stream in streams:
+                stream.close()
+        written = {stream.name: bytes(stream.data) for stream in streams}
+        is_taken = b'"taken"' in written.get("record", b'"taken"')[:64]
+        # one that was killed is the doing of the code, which may share its user: no way out of a bad score
+        if not is_taken and not os.WIFSIGNALED(int(answer["leader_status"])):
+            return None  # the process of the tests did not get as far as to take them
+        return job.result(answer, written, [stream.name for stream in streams if stream.has_overflowed])
+
+    def _answer(self, streams: Sequence[Stream], deadline: float) -> dict[str, Any]:
+        """What the worker says at the end of a job; what the job writes is read meanwhile."""
+        with selectors.DefaultSelector() as events:
+            events.register(self.connection, selectors.EVENT_READ)
+            for stream in streams:
+                if stream.is_watched:
+                    events.register(stream.descriptor, selectors.EVENT_READ, stream)
+            while ready := events.select(deadline - time.monotonic()):
+                for key, _ in ready:
+                    if key.data is None:
+                        return self.receive()
+                    key.data.read()
+                    if not key.data.is_open:
+                        events.unregister(key.fd)
+        raise wire.ConnectionClosed("the worker is too late")
 
     def receive(self) -> dict[str, Any]:
         """The worker's next message."""
@@ -212,7 +217,6 @@ class WorkerProcess:
 
     def end(self) -> None:
         """Hang up and let the worker clean up its jobs; only one that does not is killed."""
-        self.close_streams()
         self.hang_up()
         self.connection.close()
         try:
@@ -235,7 +239,6 @@ class WorkerProcess:
 
     def forget(self) -> None:
         """Let go of a worker that belongs to the process this one was forked from."""
-        self.close_streams()
         self.connection.close()
         self.process.returncode = 0  # not a child of this process: there is nothing to wait for
 
@@ -257,17 +260,15 @@ class Sandbox:
         self.holds: Mapping[str, bool] = {}
         self.why: Mapping[str, tuple[int, str]] = {}  # step that failed: (error number or -1, what it said)
         self._require = None if require is None else checked_requirement(require)
-        self.workers: list[WorkerProcess] = []  # started ones, for batches
-        self._lent: set[WorkerProcess] = set()  # each to one session
-        self._spare: list[WorkerProcess] = []  # came back from a session
-        self.cores = threading.BoundedSemaphore(self.size)  # calls of sessions that run at once
-        self._owner = os.getpid()
-        self._lock = threading.RLock()  # of what follows and of `workers`
-        self._waiting: deque[WaitingJob] = deque()
-        self._bell: tuple[int, int] | None = None  # a pipe that wakes the dispatcher; None: there is none
-        self._has_ended_some = False  # workers that the dispatcher still listens to
-        self._lending = threading.Lock()
+        self._begin()
         _open_pools.add(self)
+
+    def _begin(self) -> None:
+        self.idle: list[WorkerProcess] = []
+        self._lent: set[WorkerProcess] = set()
+        self.cores = threading.BoundedSemaphore(self.size)  # jobs and calls of sessions that run at once
+        self._lock = threading.RLock()  # of the workers
+        self._owner = os.getpid()
 
     def __enter__(self) -> Sandbox:
         return self
@@ -281,133 +282,124 @@ class Sandbox:
 
     def submit(self, jobs: Sequence[Job]) -> JobBatch:
         """Hand in jobs without waiting for them."""
-        self._notice_fork()
-        batch = JobBatch(jobs)
+        batch = JobBatch()
         if jobs:
-            with self._lock:
-                self._start(1)
-                self._waiting += batch.waiting
-                self._wake_dispatcher()
+            self.start(1)
+            work = [functools.partial(self._result, job, batch) for job in jobs]
+            batch.futures = in_threads(work, self.size, "whet-sandbox")
         return batch
 
     def results(self, batch: JobBatch) -> list[JobResult]:
         """Wait for the result of every job of a batch, in order."""
         try:
-            batch.is_over.wait()
-        except BaseException:  # an alarm or Ctrl-C
-            batch.is_cancelled = True
-            with self._lock:
-                self._wake_dispatcher()
+            return [future.result() for future in batch.futures]
+        except BaseException:  # an alarm or Ctrl-C, or no worker starts
+            batch.cancel()
             raise
-        if batch.error is not None:
-            raise batch.error
-        return [result for result in batch.results if result is not None]
 
-    def _wake_dispatcher(self) -> None:
-        if self._bell is not None:
-            os.write(self._bell[1], b".")
-        elif self._waiting:
-            self._bell = os.pipe()
-            Thread(target=self._dispatch, name="whet-sandbox", daemon=True).start()
+    def _result(self, job: Job, batch: JobBatch) -> JobResult:
+        """Do one job; one whose worker is lost is done by another."""
+        attempts = 0
+        while attempts < ATTEMPTS and not batch.is_cancelled:
+            with self.cores:
+                worker, result = self.lend(), None
+                batch.busy.add(worker)
+                try:
+                    result = None if batch.is_cancelled else worker.do(job)
+                finally:
+                    batch.busy.discard(worker)
+                    attempts += self.take_back(worker, is_sound=result is not None)
+            if result is not None:
+                return result
+        if not batch.is_cancelled:
+            logger.warning("the sandbox lost a job %d times; its sample cannot be judged", ATTEMPTS)
+        return JobResult(ended=LOST)
 
     @property
     def requirement(self) -> Requirement:
         """The isolation without which no job runs."""
         return self._require or required_isolation()
 
+    @property
+    def workers(self) -> list[WorkerProcess]:
+        """All that run."""
+        return [*self.idle, *self._lent]
+
     def start(self, count: int | None = None) -> None:
-        """Have that many workers ready, all by default."""
+        """Have that many workers ready, by default one a core: to start one takes longer than most jobs."""
         self._notice_fork()
-        with self._lock:
-            self._start(self.size if count is None else count)
+        wanted = min(self.size if count is None else count, MOST_IDLE)
+        if self.workers:
+            self._check_isolation()
+        for worker in side_by_side([self._started] * (wanted - len(self.workers)), self.size):
+            self.take_back(worker, is_sound=True)
 
     def close(self) -> None:
         """End all workers."""
         if self._owner == os.getpid():
             with self._lock:
-                self._end(self.workers)
-            with self._lending:
-                lent = [*self._lent, *self._spare]
-                self._lent, self._spare = set(), []
-            for worker in lent:
+                ended = self.workers
+                self.idle, self._lent = [], set()
+            for worker in ended:
                 worker.hang_up()
-            for worker in lent:
+            for worker in ended:
                 worker.end()
 
-    @property
-    def idle_workers(self) -> list[WorkerProcess]:
-        """Workers without a session; between two batches none of them runs anything."""
-        return [*self.workers, *self._spare]
-
     def lend(self) -> WorkerProcess:
-        """A worker for one session alone, until it is given back; batches have others."""
+        """A worker for one job or session alone, until it is given back."""
         self._notice_fork()
-        with self._lending:
-            if self._spare:
-                worker = self._spare.pop()
-                self._lent.add(worker)
-                return worker
+        with self._lock:
+            if self.idle:
+                self._check_isolation()
+            while self.idle:
+                worker = self.idle.pop()
+                if worker.process.poll() is None:
+                    self._lent.add(worker)
+                    return worker
+                worker.end()  # it died while nobody had it
+        return self._started()
+
+    def take_back(self, worker: WorkerProcess, *, is_sound: bool) -> bool:
+        """The end of a job or session. A worker that is not sound ends with it. False for one that was ended before."""
+        with self._lock:
+            if worker not in self._lent:
+                return False  # closed meanwhile
+            self._lent.remove(worker)
+            if is_sound and len(self.idle) < MOST_IDLE:
+                self.idle.append(worker)
+                return True
+        worker.end()
+        return True
+
+    def _notice_fork(self) -> None:
+        if self._owner != os.getpid():
+            for worker in self.workers:
+                worker.forget()
+            self._begin()
+
+    def _check_isolation(self) -> None:
+        """Refuse also workers that were started when less was required."""
+        try:
+            check_isolation(self.requirement, self.holds, self.why)
+        except WhetError:
+            self.close()
+            raise
+
+    def _started(self) -> WorkerProcess:
         worker = WorkerProcess(self.preload, self.without)
         try:
             greeting = worker.receive()
-            with self._lending:
+            with self._lock:
                 self._admit(worker, greeting)
                 self._lent.add(worker)
         except BaseException as error:
             worker.end()
-            if isinstance(error, wire.ConnectionClosed):
+            if isinstance(error, WhetError):
+                self.close()
+            if isinstance(error, wire.ConnectionClosed | OSError):
                 raise _no_start(error) from None
             raise
         return worker
-
-    def warm(self, sessions: int) -> None:
-        """Have workers ready for so many sessions: to start one takes longer than most calls."""
-        count = min(sessions, MOST_SPARE)
-        if count <= len(self._spare):
-            return
-        for worker in side_by_side([self.lend] * count, self.size):
-            self.take_back(worker, is_sound=True)
-
-    def take_back(self, worker: WorkerProcess, *, is_sound: bool) -> None:
-        """The end of a session. A worker that is not sound ends with it."""
-        with self._lending:
-            if worker not in self._lent:
-                return  # closed meanwhile
-            self._lent.remove(worker)
-            if is_sound and len(self._spare) < MOST_SPARE:
-                self._spare.append(worker)
-                return
-        worker.end()
-
-    def _notice_fork(self) -> None:
-        if self._owner != os.getpid():
-            for worker in (*self.workers, *self._lent, *self._spare):
-                worker.forget()
-            for end in self._bell or ():
-                os.close(end)
-            self.workers, self._lent, self._spare = [], set(), []
-            self._waiting, self._bell = deque(), None
-            self._owner, self._lock, self._lending = os.getpid(), threading.RLock(), threading.Lock()
-            self.cores = threading.BoundedSemaphore(self.size)
-
-    def _start(self, count: int) -> None:
-        fresh = []
-        try:
-            while len(self.workers) < min(count, self.size):
-                worker = WorkerProcess(self.preload, self.without)
-                self.workers.append(worker)
-                fresh.append(worker)
-            for worker in fresh:
-                self._admit(worker, worker.receive())
-            if self.workers:
-                # also for workers that were started when less was required
-                check_isolation(self.requirement, self.holds, self.why)
-        except WhetError:
-            self._end(self.workers)
-            raise
-        except (wire.ConnectionClosed, OSError) as error:
-            self._end(self.workers)
-            raise _no_start(error) from None
 
     def _admit(self, worker: WorkerProcess, greeting: Mapping[str, Any]) -> None:
         """Take a worker in, with no less isolation than is required and than the first one had."""
@@ -423,146 +415,6 @@ class Sandbox:
         if not self.holds:
             self.holds, self.why = holds, why
             tell_isolation(self.requirement, holds, why)
-
-    def _end(self, workers: Sequence[WorkerProcess]) -> None:
-        ended = list(workers)
-        for worker in ended:
-            worker.hang_up()
-        for worker in ended:
-            self.workers.remove(worker)
-            worker.end()
-            if worker.at is not None:  # another one will do it
-                self._waiting.appendleft(worker.at)
-                worker.at = None
-        self._has_ended_some = True
-
-    def _dispatch(self) -> None:
-        """Deal out jobs and collect their results until there are none; what goes wrong ends all batches."""
-        try:
-            with selectors.DefaultSelector() as busy:
-                assert self._bell is not None
-                busy.register(self._bell[0], selectors.EVENT_READ, (None, None))
-                while self._deal(busy):
-                    for worker, answer in self._answers(busy):
-                        self._settle(worker, answer, busy)
-        except BaseException as error:
-            with self._lock:
-                self._end(self.workers)
-                batches = {waiting.batch for waiting in self._waiting}
-                self._waiting.clear()
-                self._close_bell()
-            for batch in batches:
-                batch.fail(error)
-
-    def _deal(self, busy: selectors.BaseSelector) -> bool:
-        """Give every idle worker a job; False where nothing is left to wait for."""
-        with self._lock:
-            for worker in [worker for worker in self.workers if worker.at is not None and worker.at.batch.is_cancelled]:
-                # one in the middle of a job cannot be spoken to
-                self._release(worker, busy)
-                self._end([worker])
-            if any(waiting.batch.is_cancelled for waiting in self._waiting):
-                self._waiting = deque(waiting for waiting in self._waiting if not waiting.batch.is_cancelled)
-            if self._has_ended_some:
-                self._has_ended_some = False
-                for key in list(busy.get_map().values()):
-                    if key.data[0] is not None and key.data[0] not in self.workers:
-                        busy.unregister(key.fd)
-            num_busy = sum(worker.at is not None for worker in self.workers)
-            if not self._waiting and not num_busy:
-                self._close_bell()
-                return False
-            if self._waiting and len(self.workers) < self.size:
-                self._start(len(self._waiting) + num_busy)
-            for worker in self.workers:
-                if worker.at is None and self._waiting:
-                    self._give(worker, self._waiting.popleft(), busy)
-            return True
-
-    def _close_bell(self) -> None:
-        for end in self._bell or ():
-            os.close(end)
-        self._bell = None
-
-    def _settle(self, worker: WorkerProcess, answer: dict[str, object] | None, busy: selectors.BaseSelector) -> None:
-        """Take a worker's answer; one that is gone is replaced, and its job is done by another."""
-        with self._lock:
-            waiting = worker.at
-            if waiting is None or worker not in self.workers:  # ended meanwhile
-                return
-            result = None if answer is None else self._result(worker, answer, busy)
-            if result is None:
-                self._release(worker, busy)
-                self._end([worker])
-                if waiting.attempts < ATTEMPTS:
-                    self._waiting.appendleft(waiting)
-                    return
-                logger.warning("the sandbox lost a job %d times; its sample cannot be judged", ATTEMPTS)
-                result = JobResult(ended=LOST)
-        waiting.batch.settle(waiting.number, result)
-
-    def _give(self, worker: WorkerProcess, waiting: WaitingJob, busy: selectors.BaseSelector) -> None:
-        waiting.attempts += 1
-        worker.deadline = time.monotonic() + waiting.job.limits.wall_seconds + GRACE_SECONDS
-        worker.connection.settimeout(GRACE_SECONDS)
-        with contextlib.suppress(wire.ConnectionClosed):  # its end will be noticed
-            worker.give(waiting)
-        busy.register(worker.connection, selectors.EVENT_READ, (worker, None))
-        for stream in worker.streams:
-            if stream.is_watched:
-                busy.register(stream.descriptor, selectors.EVENT_READ, (worker, stream))
-
-    def _release(self, worker: WorkerProcess, busy: selectors.BaseSelector) -> None:
-        """The worker is done with its job: nothing more is read for it."""
-        busy.unregister(worker.connection)
-        for stream in worker.streams:
-            if stream.is_open and stream.is_watched:
-                busy.unregister(stream.descriptor)
-        worker.close_streams()
-        worker.at = None
-
-    def _result(
-        self, worker: WorkerProcess, answer: dict[str, object], busy: selectors.BaseSelector
-    ) -> JobResult | None:
-        """What came of the worker's job; None where the process of its tests did not get as far as to take them."""
-        for stream in worker.streams:
-            was_open = stream.is_open
-            while stream.read():  # whoever could write has ended: what is there is all there will be
-                pass
-            if was_open and not stream.is_open and stream.is_watched:
-                busy.unregister(stream.descriptor)
-        streams = {stream.name: bytes(stream.data) for stream in worker.streams}
-        overflowed = [stream.name for stream in worker.streams if stream.has_overflowed]
-        is_taken = b'"taken"' in streams.get("record", b'"taken"')[:64]
-        # one that was killed is the doing of the code, which may share its user: no way out of a bad score
-        if not is_taken and not os.WIFSIGNALED(int(str(answer["leader_status"]))):
-            return None
-        assert worker.at is not None
-        job = worker.at.job
-        self._release(worker, busy)
-        return job.result(answer, streams, overflowed)
-
-    def _answers(self, busy: selectors.BaseSelector) -> list[tuple[WorkerProcess, dict[str, object] | None]]:
-        """Every worker that has something to say, with None for one that is gone or far too late."""
-        answers: list[tuple[WorkerProcess, dict[str, object] | None]] = []
-        workers = [worker for worker in self.workers if worker.at is not None]
-        earliest = min((worker.deadline for worker in workers), default=0.0)
-        for key, _ in busy.select(max(0.0, earliest - time.monotonic())):
-            worker, stream = key.data
-            if worker is None:
-                os.read(key.fd, 4096)  # the bell: more jobs, or fewer
-            elif stream is None:
-                try:
-                    answers.append((worker, worker.receive()))
-                except wire.ConnectionClosed:
-                    answers.append((worker, None))
-            else:
-                stream.read()
-                if not stream.is_open:
-                    busy.unregister(stream.descriptor)
-        now = time.monotonic()
-        done = {id(worker) for worker, _ in answers}
-        return answers + [(process, None) for process in workers if process.deadline < now and id(process) not in done]
 
 
 def _no_start(error: Exception) -> WhetError:

@@ -183,6 +183,6 @@ def num_jobs_left(sandbox: Sandbox) -> int:
             parents.setdefault(parent, []).append(int(entry.parent.name))
     if not parents:
         return 0 if sandbox.holds.get("process_namespace") else 1  # nothing can be counted: not known to hold
-    workers = [worker.process.pid for worker in sandbox.idle_workers]
+    workers = [worker.process.pid for worker in sandbox.idle]
     inner = [child for worker in workers for child in parents.get(worker, [])]
     return sum(len(parents.get(process, [])) for process in inner)

@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import selectors
-import socket
 import threading
 import time
 from collections.abc import Mapping
@@ -97,13 +96,7 @@ class SandboxSession:
         calls, self._calls = os.pipe()
         self._answers, answers = os.pipe()
         limits = {**self.limits.counts(), "cpu_seconds": self.limits.cpu_seconds * CALLS}
-        try:
-            data = wire.packed({"kind": "session", "limits": limits})
-            sent = socket.send_fds(self._worker.connection, [data], [calls, answers])
-            self._worker.connection.sendall(data[sent:])
-        finally:
-            os.close(calls)
-            os.close(answers)
+        self._worker.send_with(wire.packed({"kind": "session", "limits": limits}), [calls, answers])
         os.set_blocking(self._calls, False)
         os.set_blocking(self._answers, False)
 

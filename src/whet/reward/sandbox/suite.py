@@ -1,18 +1,22 @@
-"""What a test suite holds, read from its source: what can fail in it, and which of its functions nobody calls.
+"""What a test suite holds, read from its source once per prompt, and the code that the process of the tests runs.
 
-Runs inside the sandbox's own processes too: only the standard library may be imported here.
+All that a source shows is worked out by the trainer: what can fail, which functions nobody calls, which names the code
+must have. Every assertion of the compiled program is recorded (`AssertionRecorder`).
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
-import contextlib
+import functools
 import re
 import sys
 import types
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
+
+from whet.reward.sandbox.suite_runner import PreparedSuite, expected_names
 
 # calls that can end in a failure without an `assert` of their own
 CHECKING_CALL = re.compile(r"assert|raises|warns|fail|exit|expect|check|verify", re.IGNORECASE)
@@ -109,11 +113,6 @@ def num_results(tree: ast.AST) -> int:
     return count
 
 
-def is_plain(tree: ast.Module) -> bool:
-    """True for assertions and nothing else."""
-    return bool(tree.body) and all(isinstance(each, ast.Assert) and not is_always_true(each.test) for each in tree.body)
-
-
 def top_level(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
     """The statements of a module, those inside its `if`, `try` and `with` blocks too."""
     for statement in body:
@@ -139,8 +138,14 @@ def is_test_function(function: Function) -> bool:
     return is_test_name(function.name) and not is_empty(function)
 
 
+def _is_placeholder(function: Function) -> bool:
+    """True for a test with nothing in it."""
+    is_fixture = any("fixture" in ast.unparse(each) for each in function.decorator_list)
+    return is_test_name(function.name) and is_empty(function) and not is_fixture
+
+
 def is_empty(function: Function) -> bool:
-    """True for a placeholder: nothing but a docstring, `pass`, `...` or a bare `return`."""
+    """True for nothing but a docstring, `pass`, `...` or a bare `return`."""
     return all(
         isinstance(statement, ast.Pass)
         or (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant))
@@ -178,12 +183,6 @@ def uncalled_checks(tree: ast.Module) -> list[Function]:
     ]
 
 
-def without_functions(tree: ast.Module, names: Collection[str]) -> ast.Module:
-    """The module without these functions, as far as they stand at its top."""
-    body = [node for node in tree.body if not (isinstance(node, Function) and node.name in names)]
-    return ast.Module(body, tree.type_ignores)
-
-
 def _without_body(statement: ast.If | ast.Try | ast.With) -> ast.AST:
     """The part of a block that is not one of its statements."""
     if isinstance(statement, ast.If):
@@ -204,46 +203,6 @@ def imported_modules(tree: ast.AST) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             names.add((node.module or "").split(".")[0])
     return names - {""}
-
-
-def expected_names(tests: str, known: set[str]) -> set[str]:
-    """The names that tests use and nobody defines; where all are built in, the first one each statement calls."""
-    return names_expected(outline(tests), known)
-
-
-def names_expected(tests_outline: Mapping[str, Any], known: set[str]) -> set[str]:
-    """The same, from the outline of the tests."""
-    free = set(tests_outline["free"]) - known
-    return free if free or tests_outline["called"] is None else set(tests_outline["called"])
-
-
-def outline(tests: str) -> dict[str, Any]:
-    """What is to be known of a suite before it runs: names it uses and does not define, names that its statements
-    call (None where it defines something), modules it imports.
-    """
-    tree = ast.parse(tests)
-    bound: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-            bound.add(node.id)
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            bound.add(node.name)
-        elif isinstance(node, ast.arg):
-            bound.add(node.arg)
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            bound |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ExceptHandler) and node.name:
-            bound.add(node.name)
-    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-    free = {name for name in used - bound if not hasattr(builtins, name) and name not in MODULE_NAMES}
-    called = {name for statement in tree.body for name in _called_names(statement)[:1]}
-    defines = any(isinstance(node, Function | ast.ClassDef) for node in tree.body)
-    imports = imported_modules(tree)
-    return {
-        **{"free": sorted(free), "called": None if defines else sorted(called), "imports": sorted(imports)},
-        **{"callables": sorted(_names_as_functions(tree)), "replaced": sorted(replaced_names(tree, imports))},
-        "functions": sorted(_names_called_only(tree)),
-    }
 
 
 def _names_called_only(tree: ast.AST) -> set[str]:
@@ -310,20 +269,54 @@ def plain_calls(
     return calls
 
 
-def compiled(tree: ast.Module) -> types.CodeType:
-    """The code of tests, with its assertions also where this interpreter itself runs without (`python -O`)."""
-    code: types.CodeType = compile(tree, "<test>", "exec", dont_inherit=True, optimize=0)
-    return code
+@dataclass(frozen=True)
+class Suite:
+    """What the source of tests shows."""
+
+    free: frozenset[str]  # names that it uses and does not define
+    called: frozenset[str]  # the first name that each statement calls; none where it defines something
+    imports: frozenset[str]  # modules, by their top names
+    callables: frozenset[str]  # names that it calls, or hands to a function of its own
+    functions: frozenset[str]  # of these, by convention, functions: it uses them in no other way
+    replaced: frozenset[str]  # such as `builtins.input`: what it puts something else into
+    num_results: int  # that it gives at least
+    why_unscorable: str  # why it can judge nothing; "" where it can
+
+    def expected_names(self, known: Collection[str] = ()) -> set[str]:
+        """The names that the code must have; where all are built in, those that the statements call."""
+        return expected_names(self.free, self.called, known)
 
 
-def compiled_checks(tests: Iterable[str]) -> list[types.CodeType | None]:
-    """The code of each test that is assertions and nothing else; None for others."""
-    codes: list[types.CodeType | None] = []
-    for tree in map(ast.parse, tests):
-        codes.append(None)
-        with contextlib.suppress(SyntaxError):  # what only a compiler finds
-            codes[-1] = compiled(tree) if is_plain(tree) else None
-    return codes
+@functools.lru_cache(maxsize=1 << 14)
+def read_suite(tests: str) -> Suite:
+    """What is to be known of tests before they run."""
+    tree = ast.parse(tests)
+    bound: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            bound.add(node.id)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            bound.add(node.name)
+        elif isinstance(node, ast.arg):
+            bound.add(node.arg)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            bound |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            bound.add(node.name)
+    free = {name for name in _names_used(tree) - bound if not hasattr(builtins, name) and name not in MODULE_NAMES}
+    defines = any(isinstance(node, Function | ast.ClassDef) for node in tree.body)
+    called = set() if defines else {name for statement in tree.body for name in _called_names(statement)[:1]}
+    imports = imported_modules(tree)
+    return Suite(
+        frozenset(free),
+        frozenset(called),
+        frozenset(imports),
+        frozenset(_names_as_functions(tree)),
+        frozenset(_names_called_only(tree)),
+        frozenset(replaced_names(tree, imports)),
+        num_results(tree),
+        _why_unscorable(tests, tree),
+    )
 
 
 MODULE_NAMES = frozenset(("__file__", "__name__", "__doc__"))
@@ -335,11 +328,147 @@ def _called_names(statement: ast.stmt) -> list[str]:
     return [call.func.id for call in calls if isinstance(call.func, ast.Name)]
 
 
-def why_unscorable(tests: str) -> str:
-    """Why a suite can judge nothing, as far as its source shows it; "" where it can."""
-    tree = ast.parse(tests)
+def _why_unscorable(tests: str, tree: ast.Module) -> str:
     if not tree.body:
         return "the tests are empty" if not tests.strip() else "the tests are only comments"
-    if not holds_check(tree):
-        return "nothing in the tests can fail: they hold no assertion"
-    return ""
+    return "" if holds_check(tree) else "nothing in the tests can fail: they hold no assertion"
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def prepared_suite(text: str, is_one_test: bool = False) -> PreparedSuite:
+    """A test program, compiled; one that only a compiler refuses raises what the compiler said. Of a program that is
+    one test, nothing but assertions, none needs to be recorded.
+    """
+    tree = ast.parse(text)
+    uncalled = {function.name: holds_assertion(function) for function in uncalled_checks(tree)}
+    others = [node for node in tree.body if not (isinstance(node, Function) and node.name in uncalled)]
+    candidates = [name for name, function in functions_of(tree).items() if _takes_candidate(function, tree)]
+    is_plain = bool(tree.body) and all(
+        isinstance(node, ast.Assert) and not is_always_true(node.test) for node in tree.body
+    )
+    known: dict[str, Any] = {
+        "holds_check": holds_check(tree),
+        "is_one_test": is_one_test,
+        "is_plain": is_one_test and is_plain,
+        "tests": [name for name, function in functions_of(tree).items() if is_test_function(function)],
+        "placeholders": [name for name, function in functions_of(tree).items() if _is_placeholder(function)],
+        "classes": [node.name for node in top_level(tree.body) if isinstance(node, ast.ClassDef)],
+        "uncalled": uncalled,
+        "candidates": candidates,
+        "least": num_results(tree),
+        "has_assertions": holds_assertion(ast.Module(others, [])),
+        "uses_pytest": _uses_pytest(tree, candidates),
+    }
+    try:
+        code = compiled(tree if known["is_plain"] else AssertionRecorder().visit(tree))
+    except SyntaxError as error:
+        code = raising(error)
+    return PreparedSuite(code=code, **known)
+
+
+def compiled(tree: ast.Module) -> types.CodeType:
+    """The code of tests, with its assertions also where this interpreter itself runs without (`python -O`)."""
+    code: types.CodeType = compile(tree, "<test>", "exec", dont_inherit=True, optimize=0)
+    return code
+
+
+def raising(error: Exception) -> types.CodeType:
+    """Code that raises this error."""
+    return compiled(ast.parse(f"raise {type(error).__name__}({str(error)!r})"))
+
+
+def _takes_candidate(function: Function, tree: ast.Module) -> bool:
+    """True for a test whose only parameter is the code's function: one that it calls and that no fixture gives."""
+    names = _parameters(function)
+    if not is_test_name(function.name) or len(names) != 1 or function.decorator_list or names[0] in functions_of(tree):
+        return False
+    return names[0] == "candidate" or any(names[0] in _called_names(statement) for statement in function.body)
+
+
+def _parameters(function: Function) -> list[str]:
+    """The parameters that somebody must give."""
+    given = function.args
+    positional = [*given.posonlyargs, *given.args]
+    needed = [*positional[: len(positional) - len(given.defaults)]]
+    needed += [each for each, default in zip(given.kwonlyargs, given.kw_defaults, strict=True) if default is None]
+    return [each.arg for each in needed]
+
+
+def _uses_pytest(tree: ast.Module, candidates: Collection[str]) -> bool:
+    """True where tests are pytest's to run: by its marks and fixtures, or as methods of a class without a base.
+    Functions that only use `pytest.raises` and its like are called as they are.
+    """
+    functions, defined = (
+        functions_of(tree),
+        [node for node in ast.walk(tree) if isinstance(node, Function | ast.ClassDef)],
+    )
+    tests = [each for name, each in functions.items() if is_test_name(name) and name not in candidates]
+    classes = [node for node in top_level(tree.body) if isinstance(node, ast.ClassDef) and node.name.startswith("Test")]
+    return (
+        any(PYTEST_DECORATOR.search(ast.unparse(each)) for node in defined for each in node.decorator_list)
+        or not PYTEST_SETUP.isdisjoint(functions)
+        or any(isinstance(node, ast.Name) and node.id == "pytestmark" for node in ast.walk(tree))
+        or any(_parameters(each) for each in tests)
+        or any(num_results(node) for node in classes if "TestCase" not in ast.unparse(ast.Tuple(node.bases)))
+    )
+
+
+PYTEST_SETUP = frozenset(("setup_module", "teardown_module", "setup_function", "teardown_function"))
+PYTEST_DECORATOR = re.compile(r"\b(?:fixture|mark)\b")
+
+
+class AssertionRecorder(ast.NodeTransformer):
+    """Every assertion becomes a recorded one that does not stop the rest, every test function a recorded test."""
+
+    def __init__(self) -> None:
+        self.num_inside = 0  # functions and classes around a node
+        self.num_tries = 0
+
+    def visit_Assert(self, node: ast.Assert) -> Any:
+        if self.num_tries:
+            return _within("__tried__", node)
+        return ast.copy_location(ast.Pass(), node) if is_always_true(node.test) else _within("__log__", node)
+
+    def visit_Expr(self, node: ast.Expr) -> Any:
+        """A bare call such as `numpy.testing.assert_allclose(...)` is an assertion too."""
+        self.generic_visit(node)
+        return _within("__tried__" if self.num_tries else "__log__", node) if is_asserting_call(node) else node
+
+    def visit_With(self, node: ast.With) -> Any:
+        """`with pytest.raises(...)` is one as a whole."""
+        self.generic_visit(node)
+        if not any(is_asserting_context(item) for item in node.items):
+            return node
+        return _within("__tried__" if self.num_tries else "__log__", node)
+
+    def visit_Try(self, node: ast.Try) -> Any:
+        self.num_tries += 1
+        self.generic_visit(node)
+        self.num_tries -= 1
+        return node
+
+    def _visit_scope(self, node: Function | ast.ClassDef) -> Any:
+        tries, self.num_tries = self.num_tries, 0
+        self.num_inside += 1
+        is_test = isinstance(node, Function) and is_test_function(node)
+        must_reach = holds_assertion(node)
+        self.generic_visit(node)
+        self.num_inside -= 1
+        self.num_tries = tries
+        if is_test:  # a method is a test of its class's framework
+            name = "" if self.num_inside else node.name
+            context = ast.withitem(_call("__test__", ast.Constant(must_reach), ast.Constant(name)))
+            node.body = [ast.copy_location(ast.With(items=[context], body=node.body), node)]
+            ast.fix_missing_locations(node)
+        return node
+
+    visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = _visit_scope
+
+
+def _within(context: str, node: ast.stmt) -> ast.stmt:
+    recorded = ast.With(items=[ast.withitem(_call(context))], body=[node])
+    return ast.fix_missing_locations(ast.copy_location(recorded, node))
+
+
+def _call(name: str, *arguments: ast.expr) -> ast.Call:
+    return ast.Call(ast.Name(name, ast.Load()), list(arguments), [])

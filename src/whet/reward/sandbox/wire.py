@@ -10,7 +10,7 @@ import json
 import os
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 Read = Callable[[int], bytes]
@@ -59,6 +59,23 @@ def received(read: Read, largest: int = LARGEST) -> Any:
         return json.loads(_exactly(read, length))
     except (ValueError, RecursionError):
         raise ConnectionClosed("not a message") from None
+
+
+def messages(data: bytes, largest: int = LARGEST) -> Iterator[dict[str, Any]]:
+    """The messages of what may have been cut short, and may be anything, up to the first that is none."""
+    end = 0
+    while len(data) >= end + LENGTH.size:
+        (length,) = LENGTH.unpack_from(data, end)
+        end += LENGTH.size + length
+        if length >= largest or len(data) < end:
+            return
+        try:
+            message = json.loads(data[end - length : end])
+        except (ValueError, RecursionError):
+            return
+        if not isinstance(message, dict):
+            return
+        yield message
 
 
 def receive_with_descriptors(descriptor: int, most: int) -> tuple[Any, list[int]]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import math
 import os
 import select
 import signal
@@ -26,14 +27,13 @@ import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from whet.reward.sandbox import candidate, isolation, kernel, session_runner, suite_runner, wire
+from whet.reward.sandbox import candidate, isolation, kernel, session_runner, suite_pytest, suite_runner, wire
 from whet.reward.sandbox.isolation import MEGABYTE, Confinement
 
 MOST_DESCRIPTORS = 2  # that come with a job
 TICK = 0.05  # seconds between two looks at the memory of a job
 CPU_SIGNALS = (signal.SIGPROF, signal.SIGXCPU, signal.SIGKILL)  # what the kernel sends at the limit
 NEARLY = 0.5  # of the limit: the kernel counts whole ticks, on a busy machine too many; a usage is exact
-CONFINE_SECONDS = 10.0  # that a process of a session may take until all its protections are in place
 # what many programs import, and not more: a fork copies the page tables of all of it. Not threading: its work after
 # every fork would double what a fork costs
 PRELOAD = (
@@ -41,14 +41,7 @@ PRELOAD = (
     *("enum", "fractions", "functools", "heapq", "io", "itertools", "json", "math", "numbers", "operator", "random"),
     *("re", "statistics", "string", "struct", "time", "traceback", "types", "typing", "warnings"),
 )
-WARM_CODE = "def f(x):\n    return [x, {'a': 2.5}]\n"
-WARM_TESTS = "def check(candidate):\n    for n in range(9):\n        assert candidate(n) == [n, {'a': 2.5}]\n"
 Body = Callable[[], None]
-ROOMS = (
-    *("candidate", "suite", "suite_peer", "suite_runner", "session_runner", "cgroup", "isolation", "kernel", "literal"),
-    *("remote", "seccomp", "wire", "worker"),
-)
-OWN_MODULES = ("whet", "whet.reward.sandbox", *(f"whet.reward.sandbox.{name}" for name in ROOMS))
 
 
 def start_job(
@@ -110,8 +103,7 @@ class SandboxWorker:
             if "kind" not in header:  # a job of which a process died before it had read its part
                 return
             self.usage = {}
-            do = self.session if header["kind"] == "session" else self.job
-            result = do(header, descriptors)
+            result = self.job(header, descriptors)
             if result is None:
                 return
             wire.send(self.control, result)
@@ -122,12 +114,13 @@ class SandboxWorker:
         isolation.renew_folder(self.confinement, limits["file_mb"])
         killed = isolation.num_killed(self.confinement)
         started = time.monotonic()
-        starts: dict[str, Callable[..., tuple[int, ...]]]
-        starts = {"unit_tests": self.unit_tests, "calls": self.calls, "program": self.program}
+        starts: dict[str, Callable[..., tuple[int, ...]]] = {
+            **{"unit_tests": self.unit_tests, "calls": self.calls, "program": self.program, "session": self.session},
+        }
         leader, *others = starts[header["kind"]](limits, *descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
-        ended = self.watch(started + header["wall_seconds"], limits, leader)
+        ended = self.watch(leader, limits, None if header["kind"] == "session" else started + header["wall_seconds"])
         if isolation.was_out_of_memory(self.confinement, killed):
             ended = "memory"
         self.end_all((leader, *others))
@@ -202,82 +195,13 @@ class SandboxWorker:
 
         return (start_job(self.confinement, limits, 0, prepare, self.ready_end),)
 
-    def session(self, header: dict[str, Any], descriptors: list[int]) -> dict[str, Any] | None:
-        """One process that takes calls until the trainer ends it. Between two calls it stands still."""
-        limits = header["limits"]
-        isolation.renew_folder(self.confinement, limits["file_mb"])
-        killed = isolation.num_killed(self.confinement)
-        calls, answers = descriptors
+    def session(self, limits: dict[str, int], calls: int, answers: int) -> tuple[int]:
+        """The process of a session."""
 
         def prepare() -> tuple[tuple[int, ...], Body]:
             return (calls, answers), lambda: session_runner.serve(calls, answers)
 
-        started = time.monotonic()
-        leader = start_job(self.confinement, limits, 0, prepare, self.ready_end)
-        for descriptor in descriptors:
-            os.close(descriptor)
-        is_confined = self._is_confined(leader)
-        ended = self._serve_session(leader, limits) if is_confined else ""
-        if isolation.was_out_of_memory(self.confinement, killed):
-            ended = "memory"
-        self.end_all((leader,))
-        if not is_confined:
-            return None
-        status, processor = self.usage.get(leader, (0, 0.0))
-        took = time.monotonic() - started
-        return {"ended": ended, "status": status, "processor_seconds": processor, "seconds": took}
-
-    def _is_confined(self, leader: int) -> bool:
-        """Wait until every protection of the process is in place; False where it ended before."""
-        deadline = time.monotonic() + CONFINE_SECONDS
-        while time.monotonic() < deadline:
-            if select.select([self.ready], [], [], TICK)[0]:
-                return bool(os.read(self.ready, 16))
-            if self._has_ended(leader):
-                return False
-        return False
-
-    def _serve_session(self, leader: int, limits: dict[str, int]) -> str:
-        """Watch over each call, and let nothing run between them. Why the session is over; "" where it was ended."""
-        poll = select.poll()
-        poll.register(self.control, select.POLLIN)
-        end_descriptor = _end_descriptor(leader)
-        if end_descriptor is not None:
-            poll.register(end_descriptor, select.POLLIN)
-        call: tuple[float, float] | None = (
-            None  # of the one under way: its deadlines by the clock and in processor time
-        )
-        try:
-            while True:
-                wait = None if call is None and end_descriptor is not None else 1000 * TICK
-                if any(descriptor == self.control for descriptor, _ in poll.poll(wait)):
-                    message = self._session_message(leader)
-                    if message["session"] == "end":
-                        return ""
-                    if message["session"] == "call":
-                        self._signal_all(leader, signal.SIGCONT)
-                        spent = _processor_seconds(leader)
-                        call = (time.monotonic() + message["wall_seconds"], spent + message["cpu_seconds"])
-                    else:
-                        self._signal_all(leader, signal.SIGSTOP)
-                        call = None
-                if self._has_ended(leader):
-                    return "ended"
-                if call is not None:
-                    if time.monotonic() > call[0] or _processor_seconds(leader) > call[1]:
-                        return "time"
-                    if over := self._over_limits(limits):
-                        return over
-        finally:
-            if end_descriptor is not None:
-                os.close(end_descriptor)
-
-    def _session_message(self, leader: int) -> dict[str, Any]:
-        try:
-            return dict(wire.receive(self.control))
-        except wire.ConnectionClosed:
-            self.end_all((leader,))
-            os._exit(0)
+        return (start_job(self.confinement, limits, 0, prepare, self.ready_end),)
 
     def _signal_all(self, leader: int, number: int) -> None:
         """Send a signal to all that a session runs; without a process namespace, to what is known of it."""
@@ -295,34 +219,58 @@ class SandboxWorker:
             return "memory"
         return "files" if isolation.has_too_many_files(self.confinement, limits["file_mb"]) else ""
 
-    def watch(self, deadline: float, limits: dict[str, int], leader: int) -> str:
-        """Wait for the leader's end. Why it was cut short: "time" or "memory"; "" when it ended itself."""
+    def watch(self, leader: int, limits: dict[str, int], job_deadline: float | None) -> str:
+        """Wait for the leader's end. Why it was cut short: "time", "memory" or "files"; "" when it ended itself.
+
+        Without a deadline it is a session: the trainer says when a call begins and what it may take, between two calls
+        nothing runs, and only the trainer may end it.
+        """
+        is_session = job_deadline is None
+        deadline, most_processor = job_deadline or math.inf, math.inf
         poll = select.poll()
         end_descriptor = _end_descriptor(leader)
         if end_descriptor is not None:
             poll.register(end_descriptor, select.POLLIN)
-        # the job's processes read from the control socket: only its hang-up concerns the worker
-        poll.register(self.control, 0)
+        # the processes of another job read from the control socket: only its hang-up concerns the worker
+        poll.register(self.control, select.POLLIN if is_session else 0)
         next_look = time.monotonic() + TICK
         try:
             while True:
                 now = time.monotonic()
-                left = deadline - now
-                if left <= 0:
+                if now >= deadline or (is_session and _processor_seconds(leader) > most_processor):
                     return "time"
-                for descriptor, _ in poll.poll(1000 * min(left, TICK if end_descriptor is not None else TICK / 10)):
-                    if descriptor == self.control:
-                        self.end_all((leader,))
-                        os._exit(0)
+                tick = TICK if end_descriptor is not None or is_session else TICK / 10
+                is_idle = deadline == math.inf and end_descriptor is not None
+                events = poll.poll(None if is_idle else 1000 * min(deadline - now, tick))
+                if any(descriptor == self.control for descriptor, _ in events):
+                    message = self._session_message(leader, is_session)
+                    if message["session"] == "end":
+                        return ""
+                    is_call = message["session"] == "call"
+                    self._signal_all(leader, signal.SIGCONT if is_call else signal.SIGSTOP)
+                    deadline = most_processor = math.inf
+                    if is_call:
+                        deadline = time.monotonic() + message["wall_seconds"]
+                        most_processor = _processor_seconds(leader) + message["cpu_seconds"]
                 if self._has_ended(leader):
-                    return ""
-                if now > next_look:
+                    return "ended" if is_session else ""
+                if now > next_look and deadline < math.inf:
                     next_look = now + TICK
                     if over := self._over_limits(limits):
                         return over
         finally:
             if end_descriptor is not None:
                 os.close(end_descriptor)
+
+    def _session_message(self, leader: int, is_session: bool) -> dict[str, Any]:
+        """What the trainer says of a session; a trainer that is gone ends this process, whatever it runs."""
+        try:
+            if is_session:
+                return dict(wire.receive(self.control))
+        except wire.ConnectionClosed:
+            pass
+        self.end_all((leader,))
+        os._exit(0)
 
     def _has_ended(self, process: int) -> bool:
         if process in self.usage:
@@ -421,12 +369,11 @@ def load_modules(names: Iterable[str]) -> None:
             importlib.import_module(name)
 
 
-def warm_up() -> None:
+def warm_up(sources: list[str], tests: dict[str, Any]) -> None:
     """Run a job, each side once in this process: what the interpreter learns on the way, no fork learns anew."""
-    tests = {"form": "program", "program": WARM_TESTS, "entry_point": "f", "setup": "", "prelude": ""}
     read, write = os.pipe()
     sides: tuple[Callable[[int], None], ...] = (
-        lambda channel: candidate.serve(channel, "", [WARM_CODE]),
+        lambda channel: candidate.serve(channel, "", sources),
         lambda channel: suite_runner.run_test_spec(channel, write, tests),
     )
     modules, streams = dict(sys.modules), (sys.stdout, sys.stderr)
@@ -455,6 +402,9 @@ def main(control: int) -> None:
     """A worker's whole run: it receives its setup, reports what holds, then takes jobs until the trainer hangs up."""
     setup = wire.receive(control)
     load_modules((*PRELOAD, *setup["preload"]))
+    if "pytest" in sys.modules:
+        with contextlib.suppress(Exception):  # tests that need it will meet it, and say so
+            suite_pytest.prepare()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     confinement = Confinement(
         os.path.join(setup["scratch"], "now"), frozenset(setup["without"]), address_space=address_space()
@@ -465,10 +415,10 @@ def main(control: int) -> None:
     isolation.prepare_rules(confinement)
     trial(confinement, setup["limits"])
     confinement.holds["tree_memory"] = confinement.processes is not None
-    warm_up()
+    warm_up(*setup["warm_up"])
     # the code under test has no use for the sandbox's own modules
-    for name in OWN_MODULES:
-        sys.modules.pop(name, None)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "whet"]:
+        del sys.modules[name]
     gc.collect()
     gc.freeze()
     gc.disable()
