@@ -23,7 +23,7 @@ from whet.reward.mathematics.quantity import changes_value, quantity
 from whet.reward.mathematics.read_value import read_value
 from whet.reward.mathematics.same_value import Comparison, same, verdict
 from whet.reward.mathematics.unevaluated import is_copied, leaves_work
-from whet.reward.mathematics.verifier_pool import GOLD_SECONDS, POOL, MathJob, MathResult
+from whet.reward.mathematics.verifier_pool import GOLD_SECONDS, POOL, MathJob
 from whet.types import Prompt, WhetError
 
 LONGEST_ANSWER = 300  # characters, or twice the gold answer's; longer ones are wrong without a look
@@ -89,21 +89,26 @@ def math_answers(
     if not 0 <= tolerance < 1:
         raise WhetError(f"tolerance of reward 'math_answer' is {tolerance}; give a share of the gold value, 0 to 1")
     golds = _golds([_written(prompt) for prompt in prompts])
-    cases: list[_MathScoring] = []
+    cases = []
     for prompt, gold, completion in zip(prompts, golds, completions, strict=True):
         # "\\boxed{20} percent" speaks of percent as well as a question does
         rule = Comparison(tolerance, relations_as_sets, f"{prompt.question()} {prompt.answer}")
-        cases.append(_MathScoring(gold, prompt.question(), completion, rule, judged))
+        cases.append(MathCase(gold, prompt.question(), rule))
         if gold.unread:
             unscorable(f"reward 'math_answer': {gold.unread}", prompt)
+        else:
+            cases[-1].find_answers(completion, judged)
+    unmarked = [case for case in cases if case.tail]
+    for case, result in zip(unmarked, POOL.run([MathJob("extract", (case.tail,)) for case in unmarked]), strict=True):
+        case.answers = [_stated_value(result.value)] if isinstance(result.value, str) else []
+        case.score = None if case.answers or result.is_lost else 0.0
     known = _known_verdicts(cases)
     for case in cases:
-        case.decide(known)
-    while any(case.job is not None for case in cases):
-        asking = [case for case in cases if case.job is not None]
-        results = POOL.run([case.job for case in asking if case.job is not None])
-        for case, result in zip(asking, results, strict=True):
-            case.hear(result)
+        case.compare(known)
+    foreign = [case for case in cases if case.is_open]
+    jobs = [MathJob("compare", (case.gold.text, case.answers[0], relations_as_sets)) for case in foreign]
+    for case, result in zip(foreign, POOL.run(jobs), strict=True):
+        case.score = None if result.is_lost else float(result.value is True)
     return [case.score for case in cases]
 
 
@@ -137,9 +142,85 @@ math_answer.unscorable = unread_gold  # type: ignore[attr-defined]
 Known = Mapping[tuple[str, str, Comparison], bool | None]
 
 
-def _known_verdicts(cases: Sequence[_MathScoring]) -> Known:
-    """The verdicts on all formulas of a large batch, from all cores; nothing for a small one."""
-    asked = list(dict.fromkeys((case.gold.text, answer, case.rule) for case in cases for answer in case.to_compare()))
+@dataclass
+class MathCase:
+    """One completion on its way to a score."""
+
+    gold: GoldAnswer
+    question: str
+    rule: Comparison
+    answers: Sequence[str] = ()  # the different ones
+    tail: str = ""  # of a completion without a marked answer, where math-verify may find one
+    score: float | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """True where there are answers to be compared."""
+        return self.score is None and bool(self.answers)
+
+    def find_answers(self, completion: str, judged: str) -> None:
+        """Set `answers` or `tail`, or the score where it takes no comparison."""
+        text = final_part(completion)
+        answers = explicit_answers(completion)[-1 if judged == "last" else 0 :]
+        if _is_loose(text):
+            answers = [_stated_value(answer) for answer in answers]
+        answers += _contradictions(answers, completion) if judged == "all" else []
+        longest = max(LONGEST_ANSWER, 2 * len(self.gold.text))
+        if any(len(answer) > longest for answer in answers):
+            self.score = 0.0
+        elif answers and all(answer.split() == self.gold.text.split() for answer in answers):
+            self.score = 1.0
+        elif answers:
+            self.answers = list(dict.fromkeys(answers))
+        else:
+            # numbers of a question that is repeated are no answers; "5" is one to "Is it 3 or 5?"
+            asked = self.question.strip()
+            tail = EMPHASIS.sub("", text.replace(asked, " ") if len(asked) > 8 else text).strip()[-LONGEST_TAIL:]
+            is_short = 0 < len(tail) <= LONGEST_ANSWER
+            if is_short and self.verdict(tail, {}) is True:
+                self.score = 1.0
+            elif not FINDABLE.search(tail) or (is_short and quantity(tail) is not None):
+                self.score = 0.0
+            else:
+                self.tail = tail
+
+    def compare(self, known: Known) -> None:
+        """Set the score, unless math-verify has to be asked; `known` has verdicts that were found elsewhere."""
+        if not self.is_open:
+            return
+        verdicts = [self.verdict(answer, known) for answer in self.answers]
+        if all(verdicts):
+            self.score = 1.0
+        elif len(self.answers) > 1:
+            self.score = float(self.verdict(", ".join(self.answers), known) is True)
+        elif verdicts[0] is not None:
+            self.score = 0.0
+
+    def verdict(self, answer: str, known: Known) -> bool | None:
+        """Whether the answer is the gold one; None where math-verify has to be asked."""
+        gold = self.gold
+        asked = self.question, gold.text
+        if is_copied(answer, *asked) or leaves_work(answer, *asked, gold.value):
+            return False
+        if gold.value is None:
+            return None
+        pair = gold.text, answer, self.rule
+        return known[pair] if pair in known else verdict(*pair)
+
+
+def _known_verdicts(cases: Sequence[MathCase]) -> Known:
+    """The verdicts on all formulas of a large batch, from all cores; nothing for a small one.
+
+    Plain numbers are compared in microseconds, which is not worth another process.
+    """
+    pairs = [
+        (case.gold.text, answer, case.rule)
+        for case in cases
+        if case.is_open
+        for answer in case.answers
+        if case.gold.value
+    ]
+    asked = [pair for pair in dict.fromkeys(pairs) if quantity(pair[1]) is None]
     if len(asked) < MANY or POOL.size == 1:
         return {}
     chunks = [asked[start : start + CHUNK] for start in range(0, len(asked), CHUNK)]
@@ -153,92 +234,6 @@ def _known_verdicts(cases: Sequence[_MathScoring]) -> Known:
         # what a process could not say is found out here
         known |= dict(zip(chunk, result.value, strict=True)) if isinstance(result.value, list) else {}
     return known
-
-
-class _MathScoring:
-    """One completion on its way to a score; `job` is what it asks a process of the pool next."""
-
-    def __init__(self, gold: GoldAnswer, question: str, completion: str, rule: Comparison, judged: str) -> None:
-        self.gold, self.question, self.rule = gold, question, rule
-        self.score: float | None = None
-        self.job: MathJob | None = None
-        if gold.unread:
-            return
-        text = final_part(completion)
-        self.answers = explicit_answers(completion)[-1 if judged == "last" else 0 :]
-        if _is_loose(text):
-            self.answers = [_stated_value(answer) for answer in self.answers]
-        self.answers += _contradictions(self.answers, completion) if judged == "all" else []
-        # numbers of a question that is repeated are no answers; "5" is one to "Is it 3 or 5?"
-        asked = question.strip()
-        self.tail = EMPHASIS.sub("", text.replace(asked, " ") if len(asked) > 8 else text).strip()[-LONGEST_TAIL:]
-        longest = max(LONGEST_ANSWER, 2 * len(gold.text))
-        if any(len(answer) > longest for answer in self.answers):
-            self.score = 0.0
-        elif self.answers and all(answer.split() == gold.text.split() for answer in self.answers):
-            self.score = 1.0
-
-    def to_compare(self) -> Sequence[str]:
-        """Answers that are worth another process: formulas. Plain numbers are compared in microseconds."""
-        if self.score is not None or self.gold.value is None:
-            return ()
-        return [answer for answer in dict.fromkeys(self.answers) if quantity(answer) is None]
-
-    def decide(self, known: Known) -> None:
-        """The score, or the job that it takes; `known` has verdicts that were found elsewhere."""
-        self.known = known
-        if self.score is None and not self.gold.unread:
-            self.score = (
-                self._compared(list(dict.fromkeys(self.answers))) if self.answers else self._unmarked(self.tail)
-            )
-
-    def _compared(self, different: Sequence[str]) -> float | None:
-        verdicts = [self._same(answer) for answer in different]
-        if all(verdict is True for verdict in verdicts):
-            return 1.0
-        together = ", ".join(different)
-        if len(different) > 1:
-            return float(self._same(together) is True)
-        if verdicts[0] is None:
-            self.job = MathJob("compare", (self.gold.text, different[0], self.rule.relations_as_sets))
-            return None
-        return 0.0
-
-    def _same(self, answer: str) -> bool | None:
-        """Whether the answer is the gold one; None where math-verify has to be asked."""
-        gold = self.gold
-        asked = self.question, gold.text
-        if is_copied(answer, *asked) or leaves_work(answer, *asked, gold.value):
-            return False
-        if self.gold.value is None:
-            return None
-        pair = self.gold.text, answer, self.rule
-        return self.known[pair] if pair in self.known else verdict(*pair)
-
-    def _unmarked(self, tail: str) -> float | None:
-        if not tail:
-            return 0.0
-        if len(tail) <= LONGEST_ANSWER:
-            if self._same(tail) is True:
-                return 1.0
-            if quantity(tail) is not None:
-                return 0.0
-        if not FINDABLE.search(tail):
-            return 0.0
-        self.job = MathJob("extract", (tail,))
-        return None
-
-    def hear(self, result: MathResult) -> None:
-        job, self.job = self.job, None
-        assert job is not None
-        if result.is_lost:
-            return
-        if job.kind == "compare":
-            self.score = float(result.value is True)
-        elif not isinstance(result.value, str):
-            self.score = 0.0
-        else:
-            self.score = self._compared([_stated_value(result.value)])
 
 
 @functools.lru_cache(maxsize=65_536)
