@@ -7,9 +7,10 @@ import time
 import pytest
 
 from tests.support.for_every import for_every
-from whet.reward.mathematics.formula import TooLarge, Unreadable
+from whet.reward.mathematics.evaluate import TooLarge
 from whet.reward.mathematics.read_value import read_value
 from whet.reward.mathematics.same_value import same
+from whet.reward.mathematics.tokens import Unreadable
 
 EQUAL = [
     (r"\{x | -2 \le x < 1\}", "[-2,1)"),

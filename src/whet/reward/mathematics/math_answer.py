@@ -17,12 +17,13 @@ from typing import Literal
 from whet.data.gold import boxed
 from whet.reward.answer import explicit_answers, final_answer, final_part, gold_text, said_after_marks, tagged
 from whet.reward.failure import unscorable
-from whet.reward.mathematics.formula import Unreadable
 from whet.reward.mathematics.math_value import MathValue, is_constant
-from whet.reward.mathematics.quantity import changes_value, quantity
+from whet.reward.mathematics.quantity import quantity
 from whet.reward.mathematics.read_value import read_value
-from whet.reward.mathematics.same_value import Comparison, same, verdict
-from whet.reward.mathematics.unevaluated import is_copied, leaves_work
+from whet.reward.mathematics.same_value import Comparison, same
+from whet.reward.mathematics.tokens import Unreadable
+from whet.reward.mathematics.units import changes_value
+from whet.reward.mathematics.verdict import is_copied, leaves_work, verdict
 from whet.reward.mathematics.verifier_pool import GOLD_SECONDS, POOL, MathJob
 from whet.types import Prompt, WhetError
 

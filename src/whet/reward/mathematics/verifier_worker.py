@@ -67,8 +67,9 @@ def compare(gold: str, answer: str, relations_as_sets: bool) -> bool | None:
 
 
 def verdicts(pairs: list[list[Any]], tolerance: float, relations_as_sets: bool) -> list[bool | None]:
-    """`same_value.verdict` on each (gold, answer, question)."""
-    from whet.reward.mathematics.same_value import Comparison, verdict
+    """`verdict` on each (gold, answer, question)."""
+    from whet.reward.mathematics.same_value import Comparison
+    from whet.reward.mathematics.verdict import verdict
 
     return [
         verdict(gold, answer, Comparison(tolerance, relations_as_sets, question)) for gold, answer, question in pairs
