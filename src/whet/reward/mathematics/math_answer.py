@@ -1,8 +1,8 @@
 """The reward for a mathematically equal answer.
 
 `read_value` and `same_value` read and compare almost all answers, in this process and in bounded time. What only
-math-verify knows (integrals, sums over matrices, answers in running text) goes to the processes of `verifier_pool`,
-which can be killed.
+math-verify knows (integrals, sums over matrices, answers in running text) goes to processes that can be ended
+(`verifier`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,12 +24,10 @@ from whet.reward.mathematics.same_value import Comparison, same
 from whet.reward.mathematics.tokens import Unreadable
 from whet.reward.mathematics.units import changes_value
 from whet.reward.mathematics.verdict import is_copied, leaves_work, verdict
-from whet.reward.mathematics.verifier_pool import GOLD_SECONDS, POOL, MathJob
+from whet.reward.mathematics.verifier import POOL, MathJob
 from whet.types import Prompt, WhetError
 
 LONGEST_ANSWER = 300  # characters, or twice the gold answer's; longer ones are wrong without a look
-MANY = 400  # formulas to compare from which on the processes of the pool share them
-CHUNK = 16
 LONGEST_TAIL = 2000  # characters read from the end of a completion without a marked answer
 WORD = re.compile(r"[^\W\d_]{3,}")
 COMMAND = re.compile(r"\\[a-zA-Z]+")
@@ -103,9 +101,8 @@ def math_answers(
     for case, result in zip(unmarked, POOL.run([MathJob("extract", (case.tail,)) for case in unmarked]), strict=True):
         case.answers = [_stated_value(result.value)] if isinstance(result.value, str) else []
         case.score = None if case.answers or result.is_lost else 0.0
-    known = _known_verdicts(cases)
     for case in cases:
-        case.compare(known)
+        case.compare()
     foreign = [case for case in cases if case.is_open]
     jobs = [MathJob("compare", (case.gold.text, case.answers[0], relations_as_sets)) for case in foreign]
     for case, result in zip(foreign, POOL.run(jobs), strict=True):
@@ -138,9 +135,6 @@ math_answer.prepare = _check_library  # type: ignore[attr-defined]
 math_answer.packages = ("math_verify",)  # type: ignore[attr-defined]
 math_answer.together = math_answers  # type: ignore[attr-defined]
 math_answer.unscorable = unread_gold  # type: ignore[attr-defined]
-
-
-Known = Mapping[tuple[str, str, Comparison], bool | None]
 
 
 @dataclass
@@ -178,63 +172,32 @@ class MathCase:
             asked = self.question.strip()
             tail = EMPHASIS.sub("", text.replace(asked, " ") if len(asked) > 8 else text).strip()[-LONGEST_TAIL:]
             is_short = 0 < len(tail) <= LONGEST_ANSWER
-            if is_short and self.verdict(tail, {}) is True:
+            if is_short and self.verdict(tail) is True:
                 self.score = 1.0
             elif not FINDABLE.search(tail) or (is_short and quantity(tail) is not None):
                 self.score = 0.0
             else:
                 self.tail = tail
 
-    def compare(self, known: Known) -> None:
-        """Set the score, unless math-verify has to be asked; `known` has verdicts that were found elsewhere."""
+    def compare(self) -> None:
+        """Set the score, unless math-verify has to be asked."""
         if not self.is_open:
             return
-        verdicts = [self.verdict(answer, known) for answer in self.answers]
+        verdicts = [self.verdict(answer) for answer in self.answers]
         if all(verdicts):
             self.score = 1.0
         elif len(self.answers) > 1:
-            self.score = float(self.verdict(", ".join(self.answers), known) is True)
+            self.score = float(self.verdict(", ".join(self.answers)) is True)
         elif verdicts[0] is not None:
             self.score = 0.0
 
-    def verdict(self, answer: str, known: Known) -> bool | None:
+    def verdict(self, answer: str) -> bool | None:
         """Whether the answer is the gold one; None where math-verify has to be asked."""
         gold = self.gold
         asked = self.question, gold.text
         if is_copied(answer, *asked) or leaves_work(answer, *asked, gold.value):
             return False
-        if gold.value is None:
-            return None
-        pair = gold.text, answer, self.rule
-        return known[pair] if pair in known else verdict(*pair)
-
-
-def _known_verdicts(cases: Sequence[MathCase]) -> Known:
-    """The verdicts on all formulas of a large batch, from all cores; nothing for a small one.
-
-    Plain numbers are compared in microseconds, which is not worth another process.
-    """
-    pairs = [
-        (case.gold.text, answer, case.rule)
-        for case in cases
-        if case.is_open
-        for answer in case.answers
-        if case.gold.value
-    ]
-    asked = [pair for pair in dict.fromkeys(pairs) if quantity(pair[1]) is None]
-    if len(asked) < MANY or POOL.size == 1:
-        return {}
-    chunks = [asked[start : start + CHUNK] for start in range(0, len(asked), CHUNK)]
-    rule = asked[0][2]
-    jobs = [
-        MathJob("verdicts", ([(g, a, r.question) for g, a, r in chunk], rule.tolerance, rule.relations_as_sets), CHUNK)
-        for chunk in chunks
-    ]
-    known: dict[tuple[str, str, Comparison], bool | None] = {}
-    for chunk, result in zip(chunks, POOL.run(jobs), strict=True):
-        # what a process could not say is found out here
-        known |= dict(zip(chunk, result.value, strict=True)) if isinstance(result.value, list) else {}
-    return known
+        return None if gold.value is None else verdict(gold.text, answer, self.rule)
 
 
 @functools.lru_cache(maxsize=65_536)
@@ -262,7 +225,7 @@ _foreign: dict[str, GoldAnswer] = {}  # what math-verify said about golds that o
 def _golds(texts: Sequence[str]) -> list[GoldAnswer]:
     golds = [_gold(text) for text in texts]
     unknown = {gold.text: gold for gold in golds if gold.is_foreign and gold.text not in _foreign}
-    results = POOL.run([MathJob("read", (text,), GOLD_SECONDS) for text in unknown])
+    results = POOL.run([MathJob("read", (text,)) for text in unknown])
     for (text, gold), result in zip(unknown.items(), results, strict=True):
         why = "it took too long" if result.is_slow else "math-verify does not read it either"
         unread = "" if result.value is True else f"the gold answer {text[:80]!r} was not read in full: {why}"
