@@ -71,17 +71,9 @@ class Name(MathValue):
 
 
 @dataclass(frozen=True)
-class Clock(MathValue):
-    """A time of day, or a ratio that looks like one."""
-
-    time: tuple[int, int, int]
-    half: str  # a, p, or "" where it is not said
-
-
-@dataclass(frozen=True)
 class Members(MathValue):
     r"""Several values. `kind` is "list" (no brackets, or plain braces: a list or a set, as the other side has it),
-    "set" (\{...\}), "ratio" (7:4), "matrix", "row", or the two brackets of a tuple or interval: "()", "[)"."""
+    "set" (\{...\}), "ratio" (7:4), "clock" (7:40 p.m.), "matrix", "row", or the two brackets of a tuple or interval: "()", "[)"."""
 
     kind: str
     members: tuple[MathValue, ...]

@@ -6,13 +6,13 @@ import functools
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from fractions import Fraction
 
 from whet.reward.mathematics.evaluate import exact_value, line_of
 from whet.reward.mathematics.formula import read_formula, symbols_of
 from whet.reward.mathematics.math_value import (
     EVERYTHING,
     Based,
-    Clock,
     MathValue,
     Members,
     Name,
@@ -22,12 +22,13 @@ from whet.reward.mathematics.math_value import (
     half,
     is_constant,
     joined,
+    number,
     region_of,
 )
 from whet.reward.mathematics.quantity import plain_quantity, plain_text
 from whet.reward.mathematics.same_value import MOST_MEMBERS, TURNED, same
 from whet.reward.mathematics.tokens import LONGEST, Token, Unreadable, spelled, text_of, tokens_of
-from whet.reward.mathematics.units import counted_unit, is_unit
+from whet.reward.mathematics.units import NUMBER_WORDS, counted_unit, is_unit
 
 # words that only say that the answer follows: \text{The answer is } 5
 ANNOUNCED = re.compile(
@@ -38,8 +39,6 @@ ANNOUNCED = re.compile(
 NAME = re.compile(r"\(?[^\W\d_][\w\s,.'\u2019()-]*")
 CLOCK = re.compile(r"([0-9]{1,2})(?::([0-9]{2})(?::([0-9]{2}))?)?(?:\s*([ap])\.?\s*m\.?)?", re.IGNORECASE)
 IN_BASE = re.compile(r"([+-]?)\s*([0-9A-Za-z]*\.?[0-9A-Za-z]+)\s*_\s*(?:\{\s*([0-9]{1,2}|[a-z]+)\s*\}|([0-9]))")
-_BASES = "two three four five six seven eight nine ten"
-BASE_WORDS = {word: base for base, word in enumerate(_BASES.split(), start=2)}
 REALS = (r"\mathbb{R}", r"\mathbbR", r"\R", r"\Reals", "R")
 
 
@@ -49,9 +48,9 @@ def read_value(text: str) -> MathValue:
     if len(text) > LONGEST:
         raise Unreadable(f"a text of {len(text)} characters")
     plain = ANNOUNCED.sub(r"\1", re.sub(r"[\s.,;]+\\?$|\\$", "", spelled(text).strip()))
-    number = plain_quantity(plain)
-    if number is not None:
-        return number
+    plain_number = plain_quantity(plain)
+    if plain_number is not None:
+        return plain_number
     bare = plain_text(plain) if re.search(r"[_:]|m\b", plain) else ""
     try:
         return _time_of_day(bare) or _in_base(bare) or _value(tokens_of(plain))
@@ -59,14 +58,16 @@ def read_value(text: str) -> MathValue:
         raise Unreadable("a formula nested too deeply") from None
 
 
-def _time_of_day(text: str) -> Clock | None:
+def _time_of_day(text: str) -> Members | None:
+    """Hours, minutes and perhaps seconds, the last with p.m. as its unit."""
     clock = CLOCK.fullmatch(text)
     if clock is None or not (clock[2] or clock[4]):
         return None
-    hour, minute = int(clock[1]), int(clock[2] or 0)
-    if hour >= (25 if clock[2] else 13) or minute >= 60:
+    *before, last = [int(part) for part in (clock[1], clock[2] or 0, clock[3]) if part is not None]
+    if before[0] >= (25 if clock[2] else 13) or last >= 60:
         return None
-    return Clock((hour, minute, int(clock[3] or 0)), (clock[4] or "").lower())
+    half_of_day = f"{clock[4]}m".lower() if clock[4] else ""
+    return Members("clock", (*map(number, before), Quantity(("number", Fraction(last)), unit=half_of_day)))
 
 
 def _in_base(text: str) -> Based | None:
@@ -75,7 +76,7 @@ def _in_base(text: str) -> Based | None:
     if match is None or not (re.search("[0-9]", match[2]) or match[2].isupper()):
         return None
     named = match[3] or match[4]
-    base = BASE_WORDS.get(named) or (int(named) if named.isdigit() else 0)
+    base = int(named) if named.isdigit() else NUMBER_WORDS.get(named, 0)
     digits = match[2].upper()
     try:
         int(digits.replace(".", "", 1), base)

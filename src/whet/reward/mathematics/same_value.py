@@ -17,7 +17,6 @@ from whet.reward.mathematics.evaluate import TooLarge, context, exact_value, poi
 from whet.reward.mathematics.formula import Formula, symbols_of, walk
 from whet.reward.mathematics.math_value import (
     Based,
-    Clock,
     MathValue,
     Members,
     Name,
@@ -47,6 +46,11 @@ class Comparison:
 
 
 EXACT = Comparison()
+# kinds of values, and which of them are compared by their shares
+RATIOS = frozenset(
+    (("ratio", "ratio"), ("ratio", "clock"), ("clock", "ratio"), ("ratio", "Quantity"), ("clock", "Quantity"))
+    + (("Quantity", "ratio"),)
+)
 
 
 def same(gold: MathValue, answer: MathValue, rule: Comparison = EXACT) -> bool:
@@ -64,12 +68,9 @@ def same(gold: MathValue, answer: MathValue, rule: Comparison = EXACT) -> bool:
         return _letters(gold) != "" and _letters(gold) == _letters(answer)
     if any(isinstance(value, Based) for value in both):
         return _same_digits(gold, answer)
-    if isinstance(gold, Clock) and isinstance(answer, Clock):
-        return gold.time == answer.time and (gold.half == answer.half or "" in (gold.half, answer.half))
-    if _is_ratio(gold) and (_is_ratio(answer) or isinstance(answer, Quantity)):
+    kinds = tuple(value.kind if isinstance(value, Members) else type(value).__name__ for value in both)
+    if kinds in RATIOS:
         return _same_ratio(gold, answer, rule)
-    if isinstance(gold, Quantity) and _is_ratio(answer) and not isinstance(answer, Clock):
-        return _same_ratio(answer, gold, rule)
     return _same_members(gold, answer, rule)
 
 
@@ -278,34 +279,19 @@ def _same_digits(gold: MathValue, answer: MathValue) -> bool:
     return re.fullmatch(r"-?[0-9.]+", based.digits) is not None and Fraction(based.digits) == bare.value
 
 
-def _is_ratio(value: MathValue) -> bool:
-    return isinstance(value, Clock) or (isinstance(value, Members) and value.kind == "ratio")
-
-
 def _same_ratio(gold: MathValue, answer: MathValue, rule: Comparison) -> bool:
-    first, second = _ratio_parts(gold), _ratio_parts(answer)
+    """7:4 is 14:8 and 7/4; of a time of day and a ratio that looks like one, the same holds."""
+    first, second = (value.members if isinstance(value, Members) else (value, number(1)) for value in (gold, answer))
     if _in_order(first, second, rule):
         return True
-    if len(second) == 1 and len(first) == 2:
-        second = (*second, number(1))
     zeros = any(isinstance(part, Quantity) and part.value == 0 for part in (*first, *second))
     if len(first) != len(second) or zeros:
         return False
-    shares = ((first[0], one, second[0], other) for one, other in zip(first[1:], second[1:], strict=True))
-    return all(
-        same(Quantity(_product(top, other)), Quantity(_product(one, other_top)))
-        for top, one, other_top, other in shares
-    )
-
-
-def _product(first: MathValue, second: MathValue) -> Formula:
-    return ("product", formula_of(first), formula_of(second))
-
-
-def _ratio_parts(value: MathValue) -> tuple[MathValue, ...]:
-    if isinstance(value, Clock):
-        return number(value.time[0]), number(value.time[1])
-    return value.members if isinstance(value, Members) else (value,)
+    crossed = [
+        (("product", formula_of(first[0]), formula_of(other)), ("product", formula_of(second[0]), formula_of(one)))
+        for one, other in zip(first[1:], second[1:], strict=True)
+    ]
+    return all(same(Quantity(one), Quantity(other)) for one, other in crossed)
 
 
 def _same_members(gold: MathValue, answer: MathValue, rule: Comparison) -> bool:
