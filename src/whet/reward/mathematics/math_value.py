@@ -73,7 +73,8 @@ class Name(MathValue):
 @dataclass(frozen=True)
 class Members(MathValue):
     r"""Several values. `kind` is "list" (no brackets, or plain braces: a list or a set, as the other side has it),
-    "set" (\{...\}), "ratio" (7:4), "clock" (7:40 p.m.), "matrix", "row", or the two brackets of a tuple or interval: "()", "[)"."""
+    "set" (\{...\}), "ratio" (7:4), "clock" (7:40 p.m.), "matrix", "row", or the two brackets of a tuple or interval:
+    "()", "[)"."""
 
     kind: str
     members: tuple[MathValue, ...]

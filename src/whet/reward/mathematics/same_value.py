@@ -46,11 +46,6 @@ class Comparison:
 
 
 EXACT = Comparison()
-# kinds of values, and which of them are compared by their shares
-RATIOS = frozenset(
-    (("ratio", "ratio"), ("ratio", "clock"), ("clock", "ratio"), ("ratio", "Quantity"), ("clock", "Quantity"))
-    + (("Quantity", "ratio"),)
-)
 
 
 def same(gold: MathValue, answer: MathValue, rule: Comparison = EXACT) -> bool:
@@ -69,7 +64,7 @@ def same(gold: MathValue, answer: MathValue, rule: Comparison = EXACT) -> bool:
     if any(isinstance(value, Based) for value in both):
         return _same_digits(gold, answer)
     kinds = tuple(value.kind if isinstance(value, Members) else type(value).__name__ for value in both)
-    if kinds in RATIOS:
+    if {"ratio", "clock", "Quantity"} >= set(kinds) and kinds not in (("clock", "clock"), ("Quantity", "clock")):
         return _same_ratio(gold, answer, rule)
     return _same_members(gold, answer, rule)
 
@@ -287,11 +282,8 @@ def _same_ratio(gold: MathValue, answer: MathValue, rule: Comparison) -> bool:
     zeros = any(isinstance(part, Quantity) and part.value == 0 for part in (*first, *second))
     if len(first) != len(second) or zeros:
         return False
-    crossed = [
-        (("product", formula_of(first[0]), formula_of(other)), ("product", formula_of(second[0]), formula_of(one)))
-        for one, other in zip(first[1:], second[1:], strict=True)
-    ]
-    return all(same(Quantity(one), Quantity(other)) for one, other in crossed)
+    tops, *rest = ([formula_of(part) for part in pair] for pair in zip(first, second, strict=True))
+    return all(same(Quantity(("product", tops[0], other)), Quantity(("product", tops[1], one))) for one, other in rest)
 
 
 def _same_members(gold: MathValue, answer: MathValue, rule: Comparison) -> bool:
