@@ -52,7 +52,7 @@ class Quantity(MathValue):
 
     def counted_out(self) -> Quantity:
         """60 for 5 dozen."""
-        return replace(self.scaled(COUNTS.get(self.counted, Fraction(1))), counted="")
+        return replace(self.scaled(COUNTS[self.counted]), counted="") if self.counted else self
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ def plain_text(text: str) -> str:
     """LaTeX's ways to write a plain number undone in what `spelled` returned."""
     if "\\" in text:
         text = re.sub(r"\\(?:times|cdot)", "*", text.replace(r"^\circ", " degrees "))
-        text = SIMPLE_FRACTION.sub(lambda match: f" {match[1] or match[2]}/{match[3] or match[4]} ", text)
+        text = SIMPLE_FRACTION.sub(lambda match: f" {match[1] or match[2]}/{match[3] or match[4]}", text)
     text = " ".join(re.sub("[\x01\x02]", " ", text).split())
     return SEPARATED.sub(_unseparated, SPACED_NUMBER.sub(lambda match: match[0].replace(" ", ""), text))
 

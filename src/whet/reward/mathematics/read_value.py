@@ -51,7 +51,7 @@ def read_value(text: str) -> MathValue:
     plain_number = plain_quantity(plain)
     if plain_number is not None:
         return plain_number
-    bare = plain_text(plain) if re.search(r"[_:]|m\b", plain) else ""
+    bare = plain_text(plain.strip("$")) if re.search(r"[_:]|m\b", plain) else ""
     try:
         return _time_of_day(bare) or _in_base(bare) or _value(tokens_of(plain))
     except RecursionError:

@@ -139,11 +139,11 @@ def _same_formula(gold: Quantity, answer: Quantity, tolerance: float) -> bool:
 
 def _stands_for(values: Sequence[Any], *steps: Fraction) -> bool:
     """Whether one of two numbers is a long decimal, and the other number rounded or cut off gives it."""
-    mp = context()
-    if not any(steps) or any(mp.im(value) for value in values):
+    if not any(steps) or any(context().im(value) for value in values):
         return False
-    decimal, exact = map(mp.re, values if steps[0] > steps[1] else values[::-1])
-    step = mp.convert(max(steps))
+    decimal, exact, step = *(values if steps[0] > steps[1] else values[::-1]), max(steps)
+    if not isinstance(exact, Fraction):
+        decimal, exact, step = (context().re(value) for value in (decimal, exact, step))
     cut_off = abs(exact) >= abs(decimal) and abs(abs(exact) - abs(decimal)) < step and (exact >= 0) == (decimal >= 0)
     return bool(cut_off or 2 * abs(exact - decimal) <= step)
 

@@ -53,6 +53,7 @@ NO_UNITS = NO_NOUNS | frozenset(
         *("approximately", "almost", "nearly", "about", "roughly", "except", "without", "nor", "either", "unless"),
     )
 )
+NOUN = re.compile(r"[^\W\d_]{3,}(?:['\u2019-][^\W\d_]+)*")
 SMALL_WORDS = frozenset(("of", "in", "per", "a", "an", "the", "at", "on", "by"))
 # where both answers carry one of these, they must carry the same
 OPPOSITES = (
@@ -139,9 +140,9 @@ def is_noun_phrase(words: Sequence[str], no_nouns: frozenset[str] = NO_UNITS) ->
         words = words[:-1]
         if not words:
             return True
-    fine = all(re.fullmatch(r"[^\W\d_]{3,}(?:['\u2019-][^\W\d_]+)*", word) or word in SMALL_WORDS for word in words)
-    is_number = words[:1] and words[0] in NUMBER_WORDS
-    return bool(words) and fine and not is_number and not no_nouns & set(words) and not any(map(_changes, words[1:]))
+    if SMALL_WORDS.issuperset(words) or words[0] in NUMBER_WORDS or any(map(_changes, words[1:])):
+        return False
+    return not no_nouns & set(words) and all(NOUN.fullmatch(word) or word in SMALL_WORDS for word in words)
 
 
 def changes_value(sentence: str) -> bool:
@@ -157,6 +158,8 @@ def _changes(word: str) -> bool:
 
 def common_sizes(first: str, second: str) -> tuple[Fraction, Fraction] | None:
     """What to multiply each value with before comparing; None for units that measure different things."""
+    if not (first and second):
+        return Fraction(1), Fraction(1)
     known = measure(first), measure(second)
     if any(measured is not None and set(measured[0]) == {"a length"} for measured in known):
         return Fraction(1), Fraction(1)  # "units" and "square units" are any

@@ -100,7 +100,7 @@ def is_unevaluated(answer: str) -> bool:
     if quantity(right) is not None and not re.search(r"[-+*/^]", label):
         fraction = FRACTION.search(plain_text(spelled(right)))  # 16/20 and 48/6 can be reduced, 4/5 is a number
         return fraction is not None and math.gcd(int(fraction[1]), int(fraction[2])) > 1
-    return OPERATION.search(VALUE.sub(",", _spelled(answer))) is not None
+    return r"\operatorname" in answer or OPERATION.search(VALUE.sub(",", _spelled(answer))) is not None
 
 
 @functools.lru_cache(maxsize=4096)
