@@ -40,7 +40,7 @@ SHAPE = re.compile(
     r"(?P<unit>.*)",
     re.IGNORECASE | re.DOTALL,
 )
-SIMPLE_FRACTION = re.compile(r"\\[dt]?frac\s*(?:\{\s*([0-9]+)\s*\}|([0-9]))\s*(?:\{\s*([0-9]+)\s*\}|([0-9]))")
+SIMPLE_FRACTION = re.compile(r"\\frac\s*(?:\{\s*([0-9]+)\s*\}|([0-9]))\s*(?:\{\s*([0-9]+)\s*\}|([0-9]))")
 
 SPACED_NUMBER = re.compile(r"(?<![\w.,/ ^])[1-9][0-9]{0,2}(?: [0-9]{3})+(?![0-9/ ])")  # 1 000 000
 # separators of other countries where they can mean nothing else: 1.000.000, 1.234,5, 1'000, 1,00,000. Not so 1.000,
@@ -77,7 +77,7 @@ def plain_quantity(text: str) -> Quantity | None:
 def plain_text(text: str) -> str:
     """LaTeX's ways to write a plain number undone in what `spelled` returned."""
     if "\\" in text:
-        text = re.sub(r"\\(?:times|cdot)", "*", text.replace(r"^\circ", " degrees "))
+        text = text.replace(r"^\circ", " degrees ")
         text = SIMPLE_FRACTION.sub(lambda match: f" {match[1] or match[2]}/{match[3] or match[4]}", text)
     text = " ".join(re.sub("[\x01\x02]", " ", text).split())
     return SEPARATED.sub(_unseparated, SPACED_NUMBER.sub(lambda match: match[0].replace(" ", ""), text))

@@ -39,6 +39,7 @@ REPLACEMENTS = {
     **{"**": "^", "\u221a": r"\sqrt ", "~": " "},
 }
 ODD_SIGN = re.compile("|".join(map(re.escape, REPLACEMENTS)))
+NAMED_SIGN = re.compile(r"\\[a-zA-Z]+|[<>!]=")
 # 0{,}5 has a decimal comma; a list has no braces
 DECIMAL_COMMA = re.compile(r"(?<![0-9,.}])(0|[0-9]+(?=\{,\}(?:[0-9]{1,2}|[0-9]{4,})(?![0-9]|\{,\})))\{,\}(?=[0-9])")
 THOUSANDS = re.compile(r"(?<=[0-9])(?:,\\!\s*|(?:\s*\{\s*,\s*\}\s*|,?\\,\s*)(?=[0-9]{3}))(?=[0-9])")
@@ -52,7 +53,7 @@ TEXT = re.compile(
 )
 DEGREES = re.compile(r"\^\s*(?:\{\s*\\(?:circ|degree)\s*\}|\\(?:circ|degree)(?![a-zA-Z]))|\\degree(?![a-zA-Z])")
 # TeX takes one digit: \\frac12. Nobody means that of \\sqrt15, nor of the lower 23 in \\frac123
-ONE_DIGIT = re.compile(r"(\\(?:[dtc]?frac|[dt]?binom|log\s*_)\s*)([0-9])(?=[0-9])")
+ONE_DIGIT = re.compile(r"(\\(?:frac|binom|log\s*_)\s*)([0-9])(?=[0-9])")
 TOKEN = re.compile(
     r"(?P<repeating>[0-9]*\.[0-9]*\\overline\s*\{[0-9]+\})"
     r"|(?P<number>[0-9]+(?:\.[0-9]+)?|\.[0-9]+)"
@@ -61,7 +62,7 @@ TOKEN = re.compile(
     r"|(?P<command>\\(?:[a-zA-Z]+|[{}|#]))"
     r"|(?P<text>\x01[^\x02]*\x02)"
     r"|(?P<word>[a-zA-Z]+)"
-    r"|(?P<sign><=|>=|!=|[-+*/^_=<>!|(){}\[\],;:&%'$])"
+    r"|(?P<sign>[-+*/^_=<>!|(){}\[\],;:&%'$])"
     r"|(?P<space>\s+)"
     r"|(?P<other>.)",
     re.DOTALL,
@@ -104,6 +105,7 @@ def spelled(text: str) -> str:
     text = ODD_SIGN.sub(lambda match: REPLACEMENTS[match[0]], text)
     if "\x0c" in text:
         text = re.sub(r"\\?\x0crac", r"\\frac", text)  # what is left of \\frac in data that was unescaped twice
+    text = NAMED_SIGN.sub(lambda match: ALIASES.get(match[0], match[0]), text)
     text = BRACED_COMMA.sub(",", THOUSANDS.sub("", DECIMAL_COMMA.sub(r"\1.", text)))
     if "\\" in text:
         if "matrix" not in text and "array" not in text:
@@ -165,9 +167,8 @@ def _flat_tokens(text: str) -> Iterator[Token]:
 
 
 def _named(kind: str, piece: str, spaced: bool) -> Token:
-    if kind in ("sign", "command"):
-        piece = ALIASES.get(piece, piece)
-        kind = "command" if kind == "command" and piece[-1].isalpha() else piece
+    if kind == "sign" or (kind == "command" and not piece[-1].isalpha()):
+        kind = piece
     elif kind == "environment":
         piece = re.sub(r"\s|\}\{.*", "", piece).rstrip("}")
     elif kind == "text":

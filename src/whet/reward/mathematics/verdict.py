@@ -21,14 +21,11 @@ SIGNS = (
     (re.compile(r"\\\\"), ";"),
     (re.compile(r"\\begin\s*\{[a-z*]+\}"), "["),
     (re.compile(r"\\end\s*\{[a-z*]+\}"), "]"),
-    (re.compile(r"\\[dtc](frac|binom)"), r"\\\1"),
-    (re.compile(r"\\(?:times|cdot|ast)(?![a-zA-Z])"), "*"),
-    (re.compile(r"\\div(?![a-zA-Z])"), "/"),
     (re.compile(r"\^\\circ"), "\u00b0"),
     (re.compile(r"\\[{}]|[\s${}]|[.,;:?=]+\s*$"), ""),
 )
 # commands that stand for a value or a word; all others are to be worked out
-VALUE = re.compile(r"\x01[^\x02]*\x02|\\(?:math[a-z]+|pi|infty|leq?|geq?|neq?|in|cup|cap|mid|pm|emptyset)(?![a-zA-Z])")
+VALUE = re.compile(r"\x01[^\x02]*\x02|\\(?:math[a-z]+|pi|infty|le|ge|ne|in|cup|cap|mid|pm|emptyset)(?![a-zA-Z])")
 # a sum, a product, a quotient, a power, a factorial, an absolute value; no sign of a number
 OPERATION = re.compile(r"(?<=[^(\[,;=<>+*/^|-])[+-]|[*/^!]|[)\]][(\[]|[0-9]\(|\)[0-9]|\|[^|]+\||\\")
 FRACTION = re.compile(r"([0-9]+)\s*/\s*([0-9]+)")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 import re
 import sys
@@ -14,8 +16,9 @@ logging.disable(logging.CRITICAL)
 
 
 def answer(name: str, arguments: list[Any]) -> list[Any]:
-    """What a function below returns, in a list: a text by itself would not travel as JSON."""
-    return [{"read": read, "compare": compare, "extract": extract}[name](*arguments)]
+    """What a function below returns, in a list: a text by itself would not travel as JSON. Nothing is printed."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        return [{"read": read, "compare": compare, "extract": extract}[name](*arguments)]
 
 
 def read(text: str) -> bool:
