@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 from whet.reward.call import Together, as_reward
 from whet.reward.failure import collected_reasons
 from whet.reward.find import find_reward
+from whet.reward.mathematics import verifier_calls
 from whet.reward.mathematics.math_answer import math_answer, math_answers, unread_gold
 from whet.reward.mathematics.verifier import MathJob, MathPool
 from whet.types import Prompt
@@ -43,6 +45,14 @@ def test_a_slow_job_is_stopped_and_the_next_one_runs(pool: MathPool) -> None:
     results = pool.run([extract, ENDLESS, extract])
     assert [result.value for result in results] == ["7", None, "7"]
     assert [result.is_slow for result in results] == [False, True, False]
+
+
+def test_what_the_library_prints_is_not_its_answer(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setattr(logging, "disable", lambda level: None)
+    monkeypatch.setattr(sys, "setrecursionlimit", lambda limit: None)
+    monkeypatch.setattr(verifier_calls, "read", lambda text: print("a warning", file=sys.stderr) or print(text) or True)
+    assert verifier_calls.answer("read", ["x"]) == [True]
+    assert capsys.readouterr() == ("", "")
 
 
 def test_a_process_that_is_lost_is_replaced(pool: MathPool) -> None:

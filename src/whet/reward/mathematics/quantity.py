@@ -75,12 +75,10 @@ def plain_quantity(text: str) -> Quantity | None:
 
 
 def plain_text(text: str) -> str:
-    """LaTeX's ways to write a plain number undone in what `spelled` returned."""
-    if "\\" in text:
-        text = text.replace(r"^\circ", " degrees ")
-        text = SIMPLE_FRACTION.sub(lambda match: f" {match[1] or match[2]}/{match[3] or match[4]}", text)
-    text = " ".join(re.sub("[\x01\x02]", " ", text).split())
-    return SEPARATED.sub(_unseparated, SPACED_NUMBER.sub(lambda match: match[0].replace(" ", ""), text))
+    """LaTeX's ways to write a plain number undone in what `spelled` returned, and separators of thousands taken out."""
+    text = " ".join(re.sub("[\x01\x02]", " ", text.replace(r"^\circ", " degrees ")).split())
+    text = SEPARATED.sub(_unseparated, SPACED_NUMBER.sub(lambda match: match[0].replace(" ", ""), text))
+    return SIMPLE_FRACTION.sub(lambda match: f" {match[1] or match[2]}/{match[3] or match[4]}", text).strip()
 
 
 def _unseparated(match: re.Match[str]) -> str:

@@ -358,7 +358,7 @@ def _expression(tokens: Sequence[Token]) -> MathValue:
     plain_number = plain_quantity(written)
     if plain_number is not None:
         return plain_number
-    formula_tokens, unit = _without_unit(tokens)
+    formula_tokens, unit = without_unit(tokens)
     formula = read_formula(formula_tokens)
     if formula[0] == "degrees":
         formula, unit = formula[1], unit or "degrees"
@@ -377,7 +377,7 @@ def _with_signs(tokens: Sequence[Token], signs: dict[str, str]) -> list[Token]:
     ]
 
 
-def _without_unit(tokens: Sequence[Token]) -> tuple[Sequence[Token], str]:
+def without_unit(tokens: Sequence[Token]) -> tuple[Sequence[Token], str]:
     r"""The tokens before a unit in words or in \text{}, and the unit: 8\sqrt{3}\text{ cm}^2, 2\pi square inches."""
     start = len(tokens)
     if start > 2 and tokens[-3].kind == "text" and re.fullmatch(r"\^\{?[23]\}?", _compact(tokens[-2:])):

@@ -161,9 +161,10 @@ def _flat_tokens(text: str) -> Iterator[Token]:
         kind, piece = match.lastgroup or "", match[0]
         if kind == "other":
             raise Unreadable(f"the sign {piece!r}")
-        if kind != "space" and piece not in ("$", "\x01\x02"):
+        is_seen = kind != "space" and piece not in ("$", "\x01\x02")
+        if is_seen:
             yield _named(kind, piece, spaced)
-        spaced = kind == "space"
+        spaced = not is_seen
 
 
 def _named(kind: str, piece: str, spaced: bool) -> Token:

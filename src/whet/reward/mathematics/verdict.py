@@ -12,7 +12,7 @@ import re
 from whet.reward.mathematics.formula import Formula, read_formula, walk
 from whet.reward.mathematics.math_value import MathValue, Name, Quantity
 from whet.reward.mathematics.quantity import plain_text, quantity
-from whet.reward.mathematics.read_value import read_value
+from whet.reward.mathematics.read_value import read_value, without_unit
 from whet.reward.mathematics.same_value import EXACT, Comparison, same
 from whet.reward.mathematics.tokens import LONGEST, Unreadable, spelled, tokens_of
 
@@ -97,12 +97,15 @@ def is_unevaluated(answer: str) -> bool:
     if quantity(right) is not None and not re.search(r"[-+*/^]", label):
         fraction = FRACTION.search(plain_text(spelled(right)))  # 16/20 and 48/6 can be reduced, 4/5 is a number
         return fraction is not None and math.gcd(int(fraction[1]), int(fraction[2])) > 1
-    return r"\operatorname" in answer or OPERATION.search(VALUE.sub(",", _spelled(answer))) is not None
+    return r"\operatorname" in answer or OPERATION.search(_bare(VALUE.sub(",", spelled(answer)))) is not None
 
 
 @functools.lru_cache(maxsize=4096)
 def _spelled(text: str) -> str:
-    text = spelled(text)
+    return _bare(spelled(text))
+
+
+def _bare(text: str) -> str:
     for written, sign in SIGNS:
         text = written.sub(sign, text)
     return text
@@ -114,7 +117,8 @@ def _has_arithmetic(text: str) -> bool:
     if quantity(right) is not None or len(right) > LONGEST:
         return False
     try:
-        return any(map(_is_left_undone, walk(read_formula(tokens_of(spelled(right))))))
+        tokens, _ = without_unit(tokens_of(spelled(right)))
+        return any(map(_is_left_undone, walk(read_formula(tokens))))
     except Unreadable:
         return False
 

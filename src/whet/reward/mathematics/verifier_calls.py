@@ -11,12 +11,11 @@ from typing import Any
 
 LONGEST_EXTRACT = 300  # characters of an answer found in running text
 
-sys.setrecursionlimit(2000)
-logging.disable(logging.CRITICAL)
-
 
 def answer(name: str, arguments: list[Any]) -> list[Any]:
     """What a function below returns, in a list: a text by itself would not travel as JSON. Nothing is printed."""
+    sys.setrecursionlimit(2000)
+    logging.disable(logging.CRITICAL)
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         return [{"read": read, "compare": compare, "extract": extract}[name](*arguments)]
 
