@@ -65,7 +65,7 @@ EQUAL = [
     (r"(n-2) 2^{n}+1", r"2^n n - 2^{n+1} + 1"),
     (r"\lfloor n/2 \rfloor", r"\left\lfloor \frac{n}{2} \right\rfloor"),
     ("11:45 p.m.", "11:45 PM"),
-    (r"5\sqrt{2}\text{ cm}", r"0.05\sqrt2 \text{ m}"),
+    (r"5\sqrt{2}\text{ cm}", r"50\sqrt2 \text{ mm}"),
     (r"\{1,2\}", r"\left(\{1,2\}\right)"),
     (r"\text{5 \text{ km}}", "5000 m"),
     (r"12,\!345", r"12,\!345_{10}"),
