@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 LIMITS = Limits(cpu_seconds=2.0, wall_seconds=40.0, memory_mb=4096)
 ATTEMPTS = 2  # of a job whose process was lost for another reason than its time
 PACKAGES = ("math_verify", "math_verify.grader", "math_verify.parser", "latex2sympy2_extended.latex2sympy2")
-LONGEST = 1000  # characters of an answer
+LONGEST = 4000  # characters of an answer as JSON
 
 
 @dataclass(frozen=True)
