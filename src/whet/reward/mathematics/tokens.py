@@ -110,25 +110,25 @@ def spelled(text: str) -> str:
     if "\\" in text:
         if "matrix" not in text and "array" not in text:
             text = re.sub(r"\\\\(?=[a-zA-Z{}%$])", lambda _: "\\", text)
-        text = ONE_DIGIT.sub(r"\1{\2}", DEGREES.sub(r"^\\circ ", UNSEEN.sub("", text)))
+        text = DEGREES.sub(r"^\\circ ", UNSEEN.sub("", text))
         while (marked := TEXT.sub(_marked, text)) != text:  # one within the other
             text = marked
         text = SIZES.sub("", SPACES.sub(" ", re.sub(r"\\!\s*(?![a-zA-Z])", "", text)))
-        text = re.sub(r"\\[()\[\]]", " ", text)
+        text = ONE_DIGIT.sub(r"\1{\2}", re.sub(r"\\[()\[\]]", " ", text))
     if not (text.count("$") - text.count(r"\$")) % 2:  # an odd one is a currency: $5, but $125$ miles
         text = re.sub(r"(?<!\\)\$", " ", text)
     return text.replace(r"\$", "$").replace(r"\%", "%")
 
 
 def _marked(match: re.Match[str]) -> str:
-    r"""\text{ and } joins, \mathrm{e} is a letter, \text{5} a number; anything else stays a text."""
-    text = re.sub("[\x01\x02]", "", match[1])
-    bare = text.strip()
+    r"""\text{ and } joins, \mathrm{e} is a letter, \text{5} a number, \text{\frac12} a formula; others stay a text."""
+    bare = match[1].strip()
     if bare in FUNCTIONS:
         return f" \\{bare} "
-    if not bare or re.fullmatch(r"[0-9]+|[a-zA-Z]|,?\s*(?:and|or)|[,;]", bare):
+    is_formula = re.search(r"\\[a-zA-Z]|\x01", bare) is not None
+    if not bare or is_formula or re.fullmatch(r"[0-9]+|[a-zA-Z]|,?\s*(?:and|or)|[,;]", bare):
         return f" {bare} "
-    return f" \x01{text}\x02 "
+    return f" \x01{match[1]}\x02 "
 
 
 def tokens_of(text: str) -> tuple[Token, ...]:
