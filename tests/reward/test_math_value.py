@@ -110,6 +110,7 @@ DIFFERENT = [
 UNREAD = [
     *("10 negative", "cab", "no solution", "7 8", "t2", "2 + ", "(1, 2", "1,2)", r"\foo{3}", "5 apples x", "x !! y"),
     *("\uff17", r"\{x \mid x \in \mathbb{Z}\}", "1/0", "", "a word", r"5\text{ apples}3", "a = b < c", "9_2"),
+    r"2\pi million",
 ]
 
 TOO_LARGE = [r"9^{9^{9}}", "99999999!", "((3000!))^{1000}", r"\binom{10^{9}}{5}", "10^{10^{10}}", "2^{-10^{9}}"]

@@ -140,7 +140,8 @@ def is_noun_phrase(words: Sequence[str], no_nouns: frozenset[str] = NO_UNITS) ->
         words = words[:-1]
         if not words:
             return True
-    if SMALL_WORDS.issuperset(words) or words[0] in NUMBER_WORDS or any(map(_changes, words[1:])):
+    first = words[0].removesuffix("s") if words else ""
+    if SMALL_WORDS.issuperset(words) or first in NUMBER_WORDS or first in SCALES or any(map(_changes, words[1:])):
         return False
     return not no_nouns & set(words) and all(NOUN.fullmatch(word) or word in SMALL_WORDS for word in words)
 
