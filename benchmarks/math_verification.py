@@ -27,8 +27,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from results_file import add_results_flag, write_results
 
-from whet.reward.mathematics import verifier_pool as math_pool
+from whet.reward.mathematics import math_answer
 from whet.reward.mathematics.math_answer import math_answers
+from whet.reward.mathematics.verifier import MathJob, MathPool
 from whet.threads import num_cores
 from whet.types import Prompt
 
@@ -115,22 +116,19 @@ def theirs(pairs: list[Pair]) -> list[bool]:
 
 @contextmanager
 def pool_of(cores: int) -> Iterator[None]:
-    """With one core nothing but the trainer's process compares, and one other runs math-verify."""
-    size, math_pool.POOL.size = math_pool.POOL.size, cores
+    """That many processes run math-verify; everything else is done by the trainer's."""
+    pool, math_answer.POOL = math_answer.POOL, MathPool(cores)
     try:
         yield
     finally:
-        math_pool.POOL.size = size
+        math_answer.POOL.close()
+        math_answer.POOL = pool
 
 
 def rate(pairs: list[Pair], cores: int) -> float:
     """Pairs per second, once every process stands: a training starts them once."""
     with pool_of(cores):
-        ours(written_pairs(1000, seed=9))
-        while len(math_pool.POOL.processes) < cores or not all(
-            process.is_ready for process in math_pool.POOL.processes
-        ):
-            math_pool.POOL.run([math_pool.MathJob("read", (r"\frac{1}{2}",))] * 4 * cores)
+        math_answer.POOL.run([MathJob("read", (r"\frac{1}{2}",))] * 4 * cores)
         started = time.perf_counter()
         ours(pairs)
         return len(pairs) / (time.perf_counter() - started)
@@ -155,6 +153,7 @@ def main() -> None:
         mixed += pairs
         few = pairs[: chosen.peer_pairs]
         with pool_of(1):
+            math_answer.POOL.run([MathJob("read", (r"\frac{1}{2}",))])  # start the process
             started = time.perf_counter()
             scores = ours(few)
             mine = len(few) / (time.perf_counter() - started)

@@ -66,7 +66,7 @@ def test_a_strict_reward_and_one_that_pays_everything_the_same_have_no_holes(her
 
 def test_the_formulas_of_the_users_own_questions_are_copied(here: Path) -> None:
     (here / "mine.py").write_text(
-        "from whet.reward.mathematics.same_value import verdict\n"
+        "from whet.reward.mathematics.verdict import verdict\n"
         "from whet.data.gold import boxed\n"
         "def value(completion, answer):\n"
         "    return float(any(verdict(answer, box) is True for box in boxed(completion)))\n"

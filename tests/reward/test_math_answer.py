@@ -10,7 +10,9 @@ import pytest
 from tests.support.for_every import for_every
 from whet.reward.mathematics import quantity as quantity_module
 from whet.reward.mathematics.math_answer import math_answer, math_answers
-from whet.reward.mathematics.quantity import agreement, is_measure, quantity
+from whet.reward.mathematics.quantity import quantity
+from whet.reward.mathematics.same_value import Comparison, same
+from whet.reward.mathematics.units import measure
 from whet.types import Prompt, WhetError
 
 
@@ -126,11 +128,12 @@ def test_what_is_no_quantity(text: str) -> None:
 def test_agreement(gold: str, other: str, tolerance: float, expected: str) -> None:
     first, second = quantity(gold), quantity(other)
     assert first is not None and second is not None
-    assert agreement(first, second, tolerance) == expected
+    assert same(first, second, Comparison(tolerance)) == (expected == "same")
 
 
 def test_a_quotient_of_units_is_a_measure_where_both_are() -> None:
-    assert is_measure("km per hour") and not is_measure("blobs per hour") and not is_measure("km per blob")
+    known = [measure(unit) is not None for unit in ("km per hour", "blobs per hour", "km per blob")]
+    assert known == [True, False, False]
 
 
 @for_every(
@@ -187,7 +190,7 @@ def test_settings_and_forms(gold: str, completion: str, settings: dict[str, Any]
 def test_the_question_says_what_a_bare_number_counts(question: str, gold: str, other: str, expected: str) -> None:
     first, second = quantity(gold), quantity(other)
     assert first is not None and second is not None
-    assert agreement(first, second, question=question) == expected
+    assert same(first, second, Comparison(question=question)) == (expected == "same")
 
 
 def test_a_gold_answer_that_is_a_list() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -15,16 +16,21 @@ import pytest
 from whet.reward.call import Together, as_reward
 from whet.reward.failure import collected_reasons
 from whet.reward.find import find_reward
+from whet.reward.mathematics import verifier_calls
 from whet.reward.mathematics.math_answer import math_answer, math_answers, unread_gold
-from whet.reward.mathematics.verifier_pool import MathJob, MathPool
+from whet.reward.mathematics.verifier import MathJob, MathPool
 from whet.types import Prompt
 
 INTEGRAL = r"\int_0^1 x dx"
-ENDLESS = MathJob("compare", (INTEGRAL, r"\prod_{k=1}^{10^9} (k^k)!", True), 0.3)
+ENDLESS = MathJob("compare", (INTEGRAL, r"\prod_{k=1}^{10^9} (k^k)!", True))
 
 
 def prompt(answer: str) -> Prompt:
     return Prompt(f"p {answer}", (), text="q", answer=answer)
+
+
+def pids(pool: MathPool) -> list[int]:
+    return [worker.process.pid for worker in pool.sandbox._lent]
 
 
 @pytest.fixture(scope="module")
@@ -41,17 +47,25 @@ def test_a_slow_job_is_stopped_and_the_next_one_runs(pool: MathPool) -> None:
     assert [result.is_slow for result in results] == [False, True, False]
 
 
+def test_what_the_library_prints_is_not_its_answer(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setattr(logging, "disable", lambda level: None)
+    monkeypatch.setattr(sys, "setrecursionlimit", lambda limit: None)
+    monkeypatch.setattr(verifier_calls, "read", lambda text: print("a warning", file=sys.stderr) or print(text) or True)
+    assert verifier_calls.answer("read", ["x"]) == [True]
+    assert capsys.readouterr() == ("", "")
+
+
 def test_a_process_that_is_lost_is_replaced(pool: MathPool) -> None:
     read = MathJob("read", (INTEGRAL,))
     assert pool.run([read])[0].value is True
-    for process in pool.processes:
-        os.kill(process.process.pid, signal.SIGKILL)
+    for pid in pids(pool):
+        os.kill(pid, signal.SIGKILL)
     assert pool.run([read, MathJob("read", (r"\foo{3}",))])[0].value is True
 
 
 def test_the_processes_hold_no_torch(pool: MathPool) -> None:
     pool.run([MathJob("read", (INTEGRAL,))])
-    maps = f"/proc/{pool.processes[0].process.pid}/maps"
+    maps = f"/proc/{pids(pool)[0]}/maps"
     if not os.path.exists(maps):
         pytest.skip("needs /proc")
     with open(maps) as lines:
@@ -72,8 +86,9 @@ def test_a_pool_is_anybodys_thread(pool: MathPool) -> None:
 @pytest.mark.slow  # a whole interpreter has to start
 def test_the_processes_end_with_a_trainer_that_is_killed() -> None:
     code = (
-        "import time\nfrom whet.reward.mathematics.verifier_pool import POOL, MathJob\n"
-        "POOL.run([MathJob('read', ('x',))])\nprint(POOL.processes[0].process.pid, flush=True)\ntime.sleep(60)"
+        "import time\nfrom whet.reward.mathematics.verifier import POOL, MathJob\n"
+        "POOL.run([MathJob('read', ('x',))])\nprint(*[w.process.pid for w in POOL.sandbox._lent], flush=True)\n"
+        "time.sleep(60)"
     )
     trainer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert trainer.stdout is not None
@@ -88,21 +103,6 @@ def test_the_processes_end_with_a_trainer_that_is_killed() -> None:
             return
         time.sleep(0.05)
     pytest.fail("the worker outlives the trainer")
-
-
-def test_scores_are_the_same_on_all_cores(monkeypatch: pytest.MonkeyPatch, pool: MathPool) -> None:
-    golds = [rf"{n}\sqrt{{2}}" for n in range(1, 41)]
-    completions = [rf"\boxed{{\sqrt{{{2 * n * n + n % 3}}}}}" for n in range(1, 41)]
-    alone = math_answers([prompt(gold) for gold in golds], completions)
-    module = sys.modules["whet.reward.mathematics.math_answer"]
-    monkeypatch.setattr(module, "POOL", pool)
-    monkeypatch.setattr(module, "MANY", 10)
-    seen: list[str] = []
-    run = pool.run
-    monkeypatch.setattr(pool, "run", lambda jobs: (seen.extend(job.kind for job in jobs), run(jobs))[1])
-    assert math_answers([prompt(gold) for gold in golds], completions) == alone
-    assert alone == [float(n % 3 == 0) for n in range(1, 41)]
-    assert "verdicts" in seen
 
 
 def test_what_only_math_verify_reads_is_scored() -> None:

@@ -7,9 +7,10 @@ import time
 import pytest
 
 from tests.support.for_every import for_every
-from whet.reward.mathematics.formula import TooLarge, Unreadable
+from whet.reward.mathematics.evaluate import TooLarge
 from whet.reward.mathematics.read_value import read_value
 from whet.reward.mathematics.same_value import same
+from whet.reward.mathematics.tokens import Unreadable
 
 EQUAL = [
     (r"\{x | -2 \le x < 1\}", "[-2,1)"),
@@ -64,6 +65,10 @@ EQUAL = [
     (r"(n-2) 2^{n}+1", r"2^n n - 2^{n+1} + 1"),
     (r"\lfloor n/2 \rfloor", r"\left\lfloor \frac{n}{2} \right\rfloor"),
     ("11:45 p.m.", "11:45 PM"),
+    (r"5\sqrt{2}\text{ cm}", r"50\sqrt2 \text{ mm}"),
+    (r"\{1,2\}", r"\left(\{1,2\}\right)"),
+    (r"\text{5 \text{ km}}", "5000 m"),
+    (r"12,\!345", r"12,\!345_{10}"),
 ]
 
 DIFFERENT = [
@@ -97,11 +102,15 @@ DIFFERENT = [
     ("x < 1", "y < 1"),
     ("5, 7", "5, 7, 9"),
     ("LQSX", "SQLX"),
+    (r"\frac{3}{2}a", "3/2"),
+    ("3:30", "4:40"),
+    (r"\frac34, \frac12 \text{ million}", r"\frac34, \frac12"),
 ]
 
 UNREAD = [
     *("10 negative", "cab", "no solution", "7 8", "t2", "2 + ", "(1, 2", "1,2)", r"\foo{3}", "5 apples x", "x !! y"),
     *("\uff17", r"\{x \mid x \in \mathbb{Z}\}", "1/0", "", "a word", r"5\text{ apples}3", "a = b < c", "9_2"),
+    r"2\pi million",
 ]
 
 TOO_LARGE = [r"9^{9^{9}}", "99999999!", "((3000!))^{1000}", r"\binom{10^{9}}{5}", "10^{10^{10}}", "2^{-10^{9}}"]

@@ -23,7 +23,7 @@ from whet.reward.defences.reading import (
     words,
     working,
 )
-from whet.reward.mathematics import quantity
+from whet.reward.mathematics import units
 from whet.types import Prompt
 
 NUMBER = re.compile(r"(?<![\w.])(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|(?<![\w.])\.\d+|\d+(?:\.\d+)?")
@@ -31,8 +31,8 @@ FRACTION = re.compile(
     r"\\[dt]?frac\s?\{?\s?(-?\d{1,30})\s?\}?\s?\{?\s?(\d{1,30})|(?<!\d)(\d{1,30})\s?/\s?(\d{1,30})(?!\d)"
 )
 NUMBER_WORDS: dict[str, Fraction] = {
-    **{word: Fraction(value) for word, value in quantity.NUMBER_WORDS.items()},
-    **{word: Fraction(10**power) for word, power in quantity.SCALES.items()},
+    **{word: Fraction(value) for word, value in units.NUMBER_WORDS.items()},
+    **{word: Fraction(10**power) for word, power in units.SCALES.items()},
     **{"dozen": Fraction(12), "half": Fraction(1, 2), "no": Fraction(0), "none": Fraction(0), "once": Fraction(1)},
     **{"single": Fraction(1), "twice": Fraction(2), "both": Fraction(2), "pair": Fraction(2), "third": Fraction(3)},
 }

@@ -1,8 +1,8 @@
 """The reward for a mathematically equal answer.
 
 `read_value` and `same_value` read and compare almost all answers, in this process and in bounded time. What only
-math-verify knows (integrals, sums over matrices, answers in running text) goes to the processes of `verifier_pool`,
-which can be killed.
+math-verify knows (integrals, sums over matrices, answers in running text) goes to processes that can be ended
+(`verifier`).
 """
 
 from __future__ import annotations
@@ -10,25 +10,24 @@ from __future__ import annotations
 import functools
 import importlib.util
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from whet.data.gold import boxed
 from whet.reward.answer import explicit_answers, final_answer, final_part, gold_text, said_after_marks, tagged
 from whet.reward.failure import unscorable
-from whet.reward.mathematics.formula import Unreadable
 from whet.reward.mathematics.math_value import MathValue, is_constant
-from whet.reward.mathematics.quantity import changes_value, quantity
+from whet.reward.mathematics.quantity import quantity
 from whet.reward.mathematics.read_value import read_value
-from whet.reward.mathematics.same_value import Comparison, same, verdict
-from whet.reward.mathematics.unevaluated import is_copied, leaves_work
-from whet.reward.mathematics.verifier_pool import GOLD_SECONDS, POOL, MathJob, MathResult
+from whet.reward.mathematics.same_value import Comparison, same
+from whet.reward.mathematics.tokens import Unreadable
+from whet.reward.mathematics.units import changes_value
+from whet.reward.mathematics.verdict import is_copied, leaves_work, verdict
+from whet.reward.mathematics.verifier import POOL, MathJob
 from whet.types import Prompt, WhetError
 
 LONGEST_ANSWER = 300  # characters, or twice the gold answer's; longer ones are wrong without a look
-MANY = 400  # formulas to compare from which on the processes of the pool share them
-CHUNK = 16
 LONGEST_TAIL = 2000  # characters read from the end of a completion without a marked answer
 WORD = re.compile(r"[^\W\d_]{3,}")
 COMMAND = re.compile(r"\\[a-zA-Z]+")
@@ -89,21 +88,25 @@ def math_answers(
     if not 0 <= tolerance < 1:
         raise WhetError(f"tolerance of reward 'math_answer' is {tolerance}; give a share of the gold value, 0 to 1")
     golds = _golds([_written(prompt) for prompt in prompts])
-    cases: list[_MathScoring] = []
+    cases = []
     for prompt, gold, completion in zip(prompts, golds, completions, strict=True):
         # "\\boxed{20} percent" speaks of percent as well as a question does
         rule = Comparison(tolerance, relations_as_sets, f"{prompt.question()} {prompt.answer}")
-        cases.append(_MathScoring(gold, prompt.question(), completion, rule, judged))
+        cases.append(MathCase(gold, prompt.question(), rule))
         if gold.unread:
             unscorable(f"reward 'math_answer': {gold.unread}", prompt)
-    known = _known_verdicts(cases)
+        else:
+            cases[-1].find_answers(completion, judged)
+    unmarked = [case for case in cases if case.tail]
+    for case, result in zip(unmarked, POOL.run([MathJob("extract", (case.tail,)) for case in unmarked]), strict=True):
+        case.answers = [_stated_value(result.value)] if isinstance(result.value, str) else []
+        case.score = None if case.answers or result.is_lost else 0.0
     for case in cases:
-        case.decide(known)
-    while any(case.job is not None for case in cases):
-        asking = [case for case in cases if case.job is not None]
-        results = POOL.run([case.job for case in asking if case.job is not None])
-        for case, result in zip(asking, results, strict=True):
-            case.hear(result)
+        case.compare()
+    foreign = [case for case in cases if case.is_open]
+    jobs = [MathJob("compare", (case.gold.text, case.answers[0], relations_as_sets)) for case in foreign]
+    for case, result in zip(foreign, POOL.run(jobs), strict=True):
+        case.score = None if result.is_lost else float(result.value is True)
     return [case.score for case in cases]
 
 
@@ -134,111 +137,67 @@ math_answer.together = math_answers  # type: ignore[attr-defined]
 math_answer.unscorable = unread_gold  # type: ignore[attr-defined]
 
 
-Known = Mapping[tuple[str, str, Comparison], bool | None]
+@dataclass
+class MathCase:
+    """One completion on its way to a score."""
 
+    gold: GoldAnswer
+    question: str
+    rule: Comparison
+    answers: Sequence[str] = ()  # the different ones
+    tail: str = ""  # of a completion without a marked answer, where math-verify may find one
+    score: float | None = None
 
-def _known_verdicts(cases: Sequence[_MathScoring]) -> Known:
-    """The verdicts on all formulas of a large batch, from all cores; nothing for a small one."""
-    asked = list(dict.fromkeys((case.gold.text, answer, case.rule) for case in cases for answer in case.to_compare()))
-    if len(asked) < MANY or POOL.size == 1:
-        return {}
-    chunks = [asked[start : start + CHUNK] for start in range(0, len(asked), CHUNK)]
-    rule = asked[0][2]
-    jobs = [
-        MathJob("verdicts", ([(g, a, r.question) for g, a, r in chunk], rule.tolerance, rule.relations_as_sets), CHUNK)
-        for chunk in chunks
-    ]
-    known: dict[tuple[str, str, Comparison], bool | None] = {}
-    for chunk, result in zip(chunks, POOL.run(jobs), strict=True):
-        # what a process could not say is found out here
-        known |= dict(zip(chunk, result.value, strict=True)) if isinstance(result.value, list) else {}
-    return known
+    @property
+    def is_open(self) -> bool:
+        """True where there are answers to be compared."""
+        return self.score is None and bool(self.answers)
 
-
-class _MathScoring:
-    """One completion on its way to a score; `job` is what it asks a process of the pool next."""
-
-    def __init__(self, gold: GoldAnswer, question: str, completion: str, rule: Comparison, judged: str) -> None:
-        self.gold, self.question, self.rule = gold, question, rule
-        self.score: float | None = None
-        self.job: MathJob | None = None
-        if gold.unread:
-            return
+    def find_answers(self, completion: str, judged: str) -> None:
+        """Set `answers` or `tail`, or the score where it takes no comparison."""
         text = final_part(completion)
-        self.answers = explicit_answers(completion)[-1 if judged == "last" else 0 :]
+        answers = explicit_answers(completion)[-1 if judged == "last" else 0 :]
         if _is_loose(text):
-            self.answers = [_stated_value(answer) for answer in self.answers]
-        self.answers += _contradictions(self.answers, completion) if judged == "all" else []
-        # numbers of a question that is repeated are no answers; "5" is one to "Is it 3 or 5?"
-        asked = question.strip()
-        self.tail = EMPHASIS.sub("", text.replace(asked, " ") if len(asked) > 8 else text).strip()[-LONGEST_TAIL:]
-        longest = max(LONGEST_ANSWER, 2 * len(gold.text))
-        if any(len(answer) > longest for answer in self.answers):
+            answers = [_stated_value(answer) for answer in answers]
+        answers += _contradictions(answers, completion) if judged == "all" else []
+        longest = max(LONGEST_ANSWER, 2 * len(self.gold.text))
+        if any(len(answer) > longest for answer in answers):
             self.score = 0.0
-        elif self.answers and all(answer.split() == gold.text.split() for answer in self.answers):
+        elif answers and all(answer.split() == self.gold.text.split() for answer in answers):
             self.score = 1.0
+        elif answers:
+            self.answers = list(dict.fromkeys(answers))
+        else:
+            # numbers of a question that is repeated are no answers; "5" is one to "Is it 3 or 5?"
+            asked = self.question.strip()
+            tail = EMPHASIS.sub("", text.replace(asked, " ") if len(asked) > 8 else text).strip()[-LONGEST_TAIL:]
+            is_short = 0 < len(tail) <= LONGEST_ANSWER
+            if is_short and self.verdict(tail) is True:
+                self.score = 1.0
+            elif not FINDABLE.search(tail) or (is_short and quantity(tail) is not None):
+                self.score = 0.0
+            else:
+                self.tail = tail
 
-    def to_compare(self) -> Sequence[str]:
-        """Answers that are worth another process: formulas. Plain numbers are compared in microseconds."""
-        if self.score is not None or self.gold.value is None:
-            return ()
-        return [answer for answer in dict.fromkeys(self.answers) if quantity(answer) is None]
+    def compare(self) -> None:
+        """Set the score, unless math-verify has to be asked."""
+        if not self.is_open:
+            return
+        verdicts = [self.verdict(answer) for answer in self.answers]
+        if all(verdicts):
+            self.score = 1.0
+        elif len(self.answers) > 1:
+            self.score = float(self.verdict(", ".join(self.answers)) is True)
+        elif verdicts[0] is not None:
+            self.score = 0.0
 
-    def decide(self, known: Known) -> None:
-        """The score, or the job that it takes; `known` has verdicts that were found elsewhere."""
-        self.known = known
-        if self.score is None and not self.gold.unread:
-            self.score = (
-                self._compared(list(dict.fromkeys(self.answers))) if self.answers else self._unmarked(self.tail)
-            )
-
-    def _compared(self, different: Sequence[str]) -> float | None:
-        verdicts = [self._same(answer) for answer in different]
-        if all(verdict is True for verdict in verdicts):
-            return 1.0
-        together = ", ".join(different)
-        if len(different) > 1:
-            return float(self._same(together) is True)
-        if verdicts[0] is None:
-            self.job = MathJob("compare", (self.gold.text, different[0], self.rule.relations_as_sets))
-            return None
-        return 0.0
-
-    def _same(self, answer: str) -> bool | None:
+    def verdict(self, answer: str) -> bool | None:
         """Whether the answer is the gold one; None where math-verify has to be asked."""
         gold = self.gold
         asked = self.question, gold.text
         if is_copied(answer, *asked) or leaves_work(answer, *asked, gold.value):
             return False
-        if self.gold.value is None:
-            return None
-        pair = self.gold.text, answer, self.rule
-        return self.known[pair] if pair in self.known else verdict(*pair)
-
-    def _unmarked(self, tail: str) -> float | None:
-        if not tail:
-            return 0.0
-        if len(tail) <= LONGEST_ANSWER:
-            if self._same(tail) is True:
-                return 1.0
-            if quantity(tail) is not None:
-                return 0.0
-        if not FINDABLE.search(tail):
-            return 0.0
-        self.job = MathJob("extract", (tail,))
-        return None
-
-    def hear(self, result: MathResult) -> None:
-        job, self.job = self.job, None
-        assert job is not None
-        if result.is_lost:
-            return
-        if job.kind == "compare":
-            self.score = float(result.value is True)
-        elif not isinstance(result.value, str):
-            self.score = 0.0
-        else:
-            self.score = self._compared([_stated_value(result.value)])
+        return None if gold.value is None else verdict(gold.text, answer, self.rule)
 
 
 @functools.lru_cache(maxsize=65_536)
@@ -266,7 +225,7 @@ _foreign: dict[str, GoldAnswer] = {}  # what math-verify said about golds that o
 def _golds(texts: Sequence[str]) -> list[GoldAnswer]:
     golds = [_gold(text) for text in texts]
     unknown = {gold.text: gold for gold in golds if gold.is_foreign and gold.text not in _foreign}
-    results = POOL.run([MathJob("read", (text,), GOLD_SECONDS) for text in unknown])
+    results = POOL.run([MathJob("read", (text,)) for text in unknown])
     for (text, gold), result in zip(unknown.items(), results, strict=True):
         why = "it took too long" if result.is_slow else "math-verify does not read it either"
         unread = "" if result.value is True else f"the gold answer {text[:80]!r} was not read in full: {why}"

@@ -1,18 +1,21 @@
-"""What an answer of mathematics says: numbers, formulas, lists, tuples, intervals, sets, relations, matrices.
+"""What an answer of mathematics says: quantities, lists, tuples, sets, relations, matrices, names.
 
 Sets of real numbers: intervals, inequalities, and what unions, intersections and complements make of them.
 """
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
-from whet.reward.mathematics.formula import Formula, Unreadable, context, exact_value, substituted, symbols_of, value_at
-from whet.reward.mathematics.quantity import Quantity
+from whet.reward.mathematics.evaluate import context, exact_value, value_at
+from whet.reward.mathematics.formula import Formula, symbols_of
+from whet.reward.mathematics.tokens import Unreadable
+from whet.reward.mathematics.units import COUNTS
 
 
 class MathValue:
@@ -20,18 +23,36 @@ class MathValue:
 
 
 @dataclass(frozen=True)
-class Number(MathValue):
-    """A plain number with or without a unit."""
+class Quantity(MathValue):
+    """A number or formula as a text says it, with or without a unit."""
 
-    quantity: Quantity
+    formula: Formula  # as written: 40 for "40%", 5 for "5 dozen"
+    percent: bool = False
+    unit: str = ""  # in lower case
+    counted: str = ""  # the word that multiplies the value: dozen, tenth
+    step: Fraction = Fraction(0)  # one unit of the last digit of a long decimal, 0 for other numbers
 
+    @property
+    def value(self) -> Fraction | None:
+        """The formula's value where it is a rational number; percent sign and words are not applied."""
+        return exact_value(self.formula)
 
-@dataclass(frozen=True)
-class Expression(MathValue):
-    """A formula with or without a unit."""
+    @property
+    def is_number(self) -> bool:
+        """True where nothing is left to be worked out."""
+        return bool(self.formula[0] == "number")
 
-    formula: Formula
-    unit: str = ""
+    def scaled(self, factor: Fraction) -> Quantity:
+        """The same with a multiple of the number."""
+        if factor == 1:
+            return self
+        value = exact_value(self.formula)
+        formula = ("product", ("number", factor), self.formula) if value is None else ("number", value * factor)
+        return replace(self, formula=formula, step=self.step * factor)
+
+    def counted_out(self) -> Quantity:
+        """60 for 5 dozen."""
+        return replace(self.scaled(COUNTS[self.counted]), counted="") if self.counted else self
 
 
 @dataclass(frozen=True)
@@ -50,19 +71,10 @@ class Name(MathValue):
 
 
 @dataclass(frozen=True)
-class Clock(MathValue):
-    """A time of day, or a ratio that looks like one."""
-
-    hour: int
-    minute: int
-    second: int
-    half: str  # a, p, or "" where it is not said
-
-
-@dataclass(frozen=True)
 class Members(MathValue):
     r"""Several values. `kind` is "list" (no brackets, or plain braces: a list or a set, as the other side has it),
-    "set" (\{...\}), "ratio" (7:4), "matrix", "row", or the two brackets of a tuple or interval: "()", "[)"."""
+    "set" (\{...\}), "ratio" (7:4), "clock" (7:40 p.m.), "matrix", "row", or the two brackets of a tuple or interval:
+    "()", "[)"."""
 
     kind: str
     members: tuple[MathValue, ...]
@@ -94,18 +106,33 @@ class Region(MathValue):
     is_relation: bool = False  # written as inequalities, without set brackets
     variable: str = ""
 
+    def complement(self) -> Region:
+        """All other real numbers."""
+        return replace(self, inside=tuple(not part for part in self.inside))
 
-def number(value: int | Fraction) -> Number:
+    def of_absolute(self) -> Region:
+        """The numbers whose absolute value lies in the region."""
+        positive = joined((self, half(number(0), r"\ge")), "and")
+        return joined((positive, positive.of_linear(Fraction(-1), Fraction(0))), "or")
+
+    def of_linear(self, slope: Fraction, start: Fraction) -> Region:
+        """The numbers x for which slope * x + start lies in the region."""
+        ends = [
+            Quantity(("quotient", ("sum", formula_of(end), ("number", -start)), ("number", slope))) for end in self.ends
+        ]
+        turn = 1 if slope > 0 else -1
+        return replace(self, ends=tuple(ends[::turn]), inside=self.inside[::turn])
+
+
+def number(value: int | Fraction) -> Quantity:
     """A plain number without a unit."""
-    return Number(Quantity(Fraction(value), False, ""))
+    return Quantity(("number", Fraction(value)))
 
 
 def formula_of(value: MathValue) -> Formula:
     """A value as one formula, where it is one."""
-    if isinstance(value, Number):
-        return ("number", value.quantity.value / (100 if value.quantity.percent else 1))
-    if isinstance(value, Expression):
-        return value.formula
+    if isinstance(value, Quantity):
+        return value.scaled(Fraction(1, 100)).formula if value.percent else value.formula
     if isinstance(value, Relation) and value.named:
         return formula_of(value.sides[1])
     raise Unreadable("a structure where a number or formula is expected")
@@ -113,12 +140,12 @@ def formula_of(value: MathValue) -> Formula:
 
 def is_constant(value: MathValue) -> bool:
     """True for a number, and for a formula without symbols."""
-    return isinstance(value, Number) or (isinstance(value, Expression) and not symbols_of(value.formula))
+    return isinstance(value, Quantity) and not symbols_of(value.formula)
 
 
 def infinite(value: MathValue) -> int:
     """1 for infinity, -1 for minus infinity, else 0."""
-    formula = value.formula if isinstance(value, Expression) else ()
+    formula = value.formula if isinstance(value, Quantity) else ()
     infinity = ("constant", "infinity")
     return (formula == infinity) - (formula == ("negative", infinity))
 
@@ -149,58 +176,30 @@ def region_of(value: MathValue) -> Region:
     if isinstance(value, Members) and len(value.members) == 2 and value.kind[:1] in ("(", "["):
         low, high = value.members
         closed = value.kind[0] == "[", value.kind[1] == "]"
-        if all(is_constant(end) for end in value.members) or any(map(infinite, value.members)):
-            return joined(half(low, r"\ge" if closed[0] else ">"), half(high, r"\le" if closed[1] else "<"), "and")
+        if all(map(is_constant, value.members)) or any(map(infinite, value.members)):
+            return joined((half(low, r"\ge" if closed[0] else ">"), half(high, r"\le" if closed[1] else "<")), "and")
         return Region((low, high), (False, closed[0], True, closed[1], False))  # the order of symbols is as written
     if isinstance(value, Members) and value.kind == "set":
-        return joined_all([half(member, "=") for member in value.members], "or")
+        return joined([half(member, "=") for member in value.members], "or")
     raise Unreadable("a union of what are no sets of numbers")
 
 
-def joined_all(regions: Sequence[Region], how: str) -> Region:
+def joined(regions: Sequence[Region], how: str) -> Region:
     """The union of all ("or"), or their intersection ("and")."""
-    whole = EVERYTHING if how == "and" else complement(EVERYTHING)
-    for region in regions:
-        whole = joined(whole, region, how)
-    return whole
-
-
-def joined(first: Region, second: Region, how: str) -> Region:
-    """The union of two regions ("or"), or their intersection ("and")."""
     combine: Callable[[Any, Any], Any] = operator.or_ if how == "or" else operator.and_
+    whole = EVERYTHING if how == "and" else EVERYTHING.complement()
+    return functools.reduce(lambda first, second: _combined(first, second, combine), regions, whole)
+
+
+def _combined(first: Region, second: Region, combine: Callable[[Any, Any], Any]) -> Region:
     ends = _merged(first.ends, second.ends) if first.ends and second.ends else (first.ends or second.ends)
-    parts = zip(_spread(first, ends), _spread(second, ends), strict=True)
-    variable = first.variable or second.variable
-    return _plain(replace(first, ends=ends, inside=tuple(combine(*pair) for pair in parts), variable=variable))
-
-
-def complement(region: Region) -> Region:
-    """All other real numbers."""
-    return replace(region, inside=tuple(not part for part in region.inside))
-
-
-def of_absolute(region: Region) -> Region:
-    """The numbers whose absolute value lies in the region."""
-    positive = joined(region, half(number(0), r"\ge"), "and")
-    return joined(positive, of_linear(positive, Fraction(-1), Fraction(0)), "or")
-
-
-def of_linear(region: Region, slope: Fraction, start: Fraction) -> Region:
-    """The numbers x for which slope * x + start lies in the region."""
-    ends = [
-        Expression(("quotient", ("sum", formula_of(end), ("number", -start)), ("number", slope))) for end in region.ends
-    ]
-    turn = 1 if slope > 0 else -1
-    return replace(region, ends=tuple(ends[::turn]), inside=region.inside[::turn])
-
-
-def line_of(formula: Formula, symbol: str) -> tuple[Fraction, Fraction] | None:
-    """(a, b) of a formula that is a x + b; None for any other."""
-    values = [exact_value(substituted(formula, symbol, Fraction(at))) for at in (0, 1, 5)]
-    zero, one, five = values
-    if zero is None or one is None or five is None or one == zero or five != zero + 5 * (one - zero):
-        return None
-    return one - zero, zero
+    parts = list(map(combine, _spread(first, ends), _spread(second, ends)))
+    # ends at which nothing changes are left out
+    changes = [at for at in range(len(ends)) if not parts[2 * at] == parts[2 * at + 1] == parts[2 * at + 2]]
+    inside = (parts[0], *(part for at in changes for part in parts[2 * at + 1 : 2 * at + 3]))
+    return replace(
+        first, ends=tuple(ends[at] for at in changes), inside=inside, variable=first.variable or second.variable
+    )
 
 
 def _merged(first: Sequence[MathValue], second: Sequence[MathValue]) -> tuple[MathValue, ...]:
@@ -221,17 +220,6 @@ def _spread(region: Region, ends: Sequence[MathValue]) -> list[bool]:
         part += at_own
         inside += [region.inside[2 * part - at_own], region.inside[2 * part]]
     return inside
-
-
-def _plain(region: Region) -> Region:
-    """The region without ends at which nothing changes."""
-    ends, inside = [], [region.inside[0]]
-    for number_of_end, end in enumerate(region.ends):
-        below, at, above = region.inside[2 * number_of_end : 2 * number_of_end + 3]
-        if not below == at == above:
-            ends.append(end)
-            inside += [at, above]
-    return replace(region, ends=tuple(ends), inside=tuple(inside))
 
 
 def _position(end: MathValue) -> Any:

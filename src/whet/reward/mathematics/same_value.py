@@ -8,30 +8,19 @@ shorter one is exact (0.33 is 33/100). It holds on both sides.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from whet.reward.mathematics.formula import (
-    Formula,
-    TooLarge,
-    Unreadable,
-    contains,
-    context,
-    exact_value,
-    point_for,
-    symbols_of,
-    value_at,
-)
+from whet.reward.mathematics.evaluate import TooLarge, context, exact_value, point_for, value_at
+from whet.reward.mathematics.formula import Formula, symbols_of, walk
 from whet.reward.mathematics.math_value import (
     Based,
-    Clock,
-    Expression,
     MathValue,
     Members,
     Name,
-    Number,
+    Quantity,
     Region,
     Relation,
     formula_of,
@@ -39,10 +28,12 @@ from whet.reward.mathematics.math_value import (
     number,
     region_of,
 )
-from whet.reward.mathematics.quantity import Quantity, agreement, stands_for
-from whet.reward.mathematics.read_value import MOST_MEMBERS, TURNED, read_value
+from whet.reward.mathematics.tokens import Unreadable
+from whet.reward.mathematics.units import common_sizes
 
 DIGITS_AGREE = 1e-40  # relative
+MOST_MEMBERS = 60
+TURNED = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le", "=": "=", r"\ne": r"\ne"}
 
 
 @dataclass(frozen=True)
@@ -57,21 +48,10 @@ class Comparison:
 EXACT = Comparison()
 
 
-def verdict(gold: str, answer: str, rule: Comparison = EXACT) -> bool | None:
-    """Whether a text is the same answer as the gold one; None where it has LaTeX that only math-verify may know."""
-    wanted = read_value(gold)
-    try:
-        return same(wanted, read_value(answer), rule)
-    except Unreadable as what:
-        if isinstance(wanted, Name):
-            return same(wanted, Name(answer), rule)
-        return None if what.is_command else False
-
-
 def same(gold: MathValue, answer: MathValue, rule: Comparison = EXACT) -> bool:
     """Whether the answer's value is the gold one. `Unreadable` where it cannot be computed."""
-    if isinstance(gold, Number | Expression) and isinstance(answer, Number | Expression):
-        return _same_formula(gold, answer, rule)
+    if isinstance(gold, Quantity) and isinstance(answer, Quantity):
+        return _same_quantity(gold, answer, rule)
     both = _unnamed(gold, answer)
     if both[0] is not gold or both[1] is not answer:
         return same(*both, rule)
@@ -83,13 +63,9 @@ def same(gold: MathValue, answer: MathValue, rule: Comparison = EXACT) -> bool:
         return _letters(gold) != "" and _letters(gold) == _letters(answer)
     if any(isinstance(value, Based) for value in both):
         return _same_digits(gold, answer)
-    if isinstance(gold, Clock) and isinstance(answer, Clock):
-        same_half = gold.half == answer.half or "" in (gold.half, answer.half)
-        return same_half and (gold.hour, gold.minute, gold.second) == (answer.hour, answer.minute, answer.second)
-    if _is_ratio(gold) and (_is_ratio(answer) or isinstance(answer, Number | Expression)):
+    kinds = tuple(value.kind if isinstance(value, Members) else type(value).__name__ for value in both)
+    if {"ratio", "clock", "Quantity"} >= set(kinds) and kinds not in (("clock", "clock"), ("Quantity", "clock")):
         return _same_ratio(gold, answer, rule)
-    if isinstance(gold, Number | Expression) and _is_ratio(answer) and not isinstance(answer, Clock):
-        return _same_ratio(answer, gold, rule)
     return _same_members(gold, answer, rule)
 
 
@@ -111,48 +87,68 @@ def _unnamed(gold: MathValue, answer: MathValue) -> tuple[MathValue, MathValue]:
     return gold, answer
 
 
-def _same_formula(gold: Number | Expression, answer: Number | Expression, rule: Comparison) -> bool:
-    if isinstance(gold, Number) and isinstance(answer, Number):
-        return agreement(gold.quantity, answer.quantity, rule.tolerance, rule.question) == "same"
-    numbers = [value.quantity for value in (gold, answer) if isinstance(value, Number)]
-    units = [value.quantity.unit if isinstance(value, Number) else value.unit for value in (gold, answer)]
-    sizes = [Quantity(Fraction(1), False, unit) for unit in units]
-    if any(number.counted for number in numbers) or (all(units) and agreement(sizes[0], sizes[1]) == "different"):
+def _same_quantity(gold: Quantity, answer: Quantity, rule: Comparison) -> bool:
+    """Whether two quantities are the same one.
+
+    A missing unit agrees with any, and so does one that is not in `UNITS` ("apples"); known ones are converted.
+    40% agrees with 0.4, and where the gold answer or the question speaks of percent with 40. 5 dozen agrees with 60,
+    and with 5 where the question asks how many dozen.
+    """
+    sizes = common_sizes(gold.unit, answer.unit)
+    if sizes is None:
         return False
-    first, second = formula_of(gold), formula_of(answer)
+    # a bare number counts in what the question asks for
+    is_asked_for = not (gold.counted and answer.counted) and asks_for(rule.question, gold.counted or answer.counted)
+    first, second = (side if is_asked_for else side.counted_out() for side in (gold, answer))
+    factors = [Fraction(1)]
+    if gold.percent != answer.percent:
+        other = Fraction(1, 100) if answer.percent else Fraction(100)
+        factors = [Fraction(1), other] if gold.percent or asks_for(rule.question, "percent") else [other]
+    first = first.scaled(sizes[0])
+    return any(_same_formula(first, second.scaled(sizes[1] * factor), rule.tolerance) for factor in factors)
+
+
+def asks_for(question: str, word: str) -> bool:
+    """True where the question names the unit that its answer is counted in: percent, or how many dozen."""
+    if word == "percent":
+        return "percent" in question.lower() or "%" in question
+    asked = rf"\b(?:how many|number of|what|how much|in)\s+(?:\w+\s+){{0,2}}?{word}s?\b"
+    return bool(word) and re.search(asked, question, re.IGNORECASE) is not None
+
+
+def _same_formula(gold: Quantity, answer: Quantity, tolerance: float) -> bool:
+    first, second = gold.formula, answer.formula
     if first == second:
         return True
-    if symbols_of(first) or symbols_of(second):
+    symbols = [symbols_of(side) for side in (first, second)]
+    if any(symbols):
         # x^2 - x^2 is 0, but f(0) is no product with 0
-        cancels = not any(symbols_of(side) and _has_zero(side) for side in (first, second))
-        return (cancels or bool(symbols_of(first) and symbols_of(second))) and _identical(first, second)
-    steps = [value.quantity.step if isinstance(value, Number) else Fraction(0) for value in (gold, answer)]
-    return _same_constant(first, second, steps, rule.tolerance)
-
-
-def _has_zero(formula: Formula) -> bool:
-    return formula == ("number", 0) or any(isinstance(part, tuple) and _has_zero(part) for part in formula[1:])
-
-
-def _same_constant(first: Formula, second: Formula, steps: Sequence[Fraction], tolerance: float) -> bool:
-    exact = exact_value(first), exact_value(second)
-    if None not in exact and exact[0] == exact[1]:
+        has_zero = any(part == ("number", 0) for side in (first, second) if symbols_of(side) for part in walk(side))
+        return (all(symbols) or not has_zero) and _identical(first, second)
+    if any(map(infinite, (gold, answer))):
+        return infinite(gold) == infinite(answer)
+    values: Any = exact_value(first), exact_value(second)
+    is_exact = None not in values
+    if not is_exact:
+        values = value_at(first, {}), value_at(second, {})
+    is_near = abs(values[0] - values[1]) <= Fraction(tolerance) * abs(values[0])
+    if is_near or _stands_for(values, gold.step, answer.step):
         return True
-    mp = context()
-    far = infinite(Expression(first)), infinite(Expression(second))
-    if any(far):
-        return far[0] == far[1]
-    values = value_at(first, {}), value_at(second, {})
-    widths = [mp.mpf(step.numerator) / step.denominator for step in steps]
-    is_real = not any(mp.im(value) for value in values)
-    if is_real and stands_for(mp.re(values[0]), widths[0], mp.re(values[1]), widths[1]):
-        return True
-    if tolerance and abs(values[0] - values[1]) <= tolerance * abs(values[0]):
-        return True
-    return None in exact and _agree(first, second, {}, values)
+    return not is_exact and _agree(first, second, {}, values)
 
 
-def _agree(first: Formula, second: Formula, point: Any, values: tuple[Any, Any]) -> bool:
+def _stands_for(values: Sequence[Any], *steps: Fraction) -> bool:
+    """Whether one of two numbers is a long decimal, and the other number rounded or cut off gives it."""
+    if not any(steps) or any(context().im(value) for value in values):
+        return False
+    decimal, exact, step = *(values if steps[0] > steps[1] else values[::-1]), max(steps)
+    if not isinstance(exact, Fraction):
+        decimal, exact, step = (context().re(value) for value in (decimal, exact, step))
+    cut_off = abs(exact) >= abs(decimal) and abs(abs(exact) - abs(decimal)) < step and (exact >= 0) == (decimal >= 0)
+    return bool(cut_off or 2 * abs(exact - decimal) <= step)
+
+
+def _agree(first: Formula, second: Formula, point: Any, values: Sequence[Any]) -> bool:
     """True where the two computed values are one: they agree in their digits, or both vanish with more digits."""
     largest = max(abs(values[0]), abs(values[1]))
     if largest > 1e-30 or values[0] == values[1]:
@@ -163,24 +159,28 @@ def _agree(first: Formula, second: Formula, point: Any, values: tuple[Any, Any])
     return bool(abs(finer[0] - finer[1]) <= max(abs(finer[0]), abs(finer[1])) * DIGITS_AGREE)
 
 
+def _samples(first: Formula, second: Formula, turns: int, stepped: bool = False) -> Iterator[tuple[Any, Any, Any]]:
+    """(point, value of the first formula, of the second) wherever both have a value."""
+    for turn in range(turns):
+        point = point_for(symbols_of(first) | symbols_of(second), turn, stepped)
+        try:
+            yield turn, point, (value_at(first, point), value_at(second, point))
+        except TooLarge:
+            raise
+        except Unreadable:
+            continue
+
+
 def _identical(first: Formula, second: Formula) -> bool:
     """Whether two formulas have the same value wherever both have a real one; several points are tried.
 
     A symbol that only one side has may cancel out, but then it does so at every point.
     """
-    both = ("sum", first, second)
-    stepped = contains(both, "floor") or contains(both, "ceiling")
-    mp = context()
+    kinds = {part[0] if part[0] != "constant" else part[1] for side in (first, second) for part in walk(side)}
+    stepped = bool({"floor", "ceiling"} & kinds)
     tried = 0
-    for turn in range(24 if stepped else 12):
-        point = point_for(symbols_of(both), turn, stepped)
-        try:
-            values = value_at(first, point), value_at(second, point)
-        except TooLarge:
-            raise
-        except Unreadable:
-            continue
-        if turn < 8 and any(abs(mp.im(value)) > 1e-30 for value in values) and not contains(both, "i"):
+    for turn, point, values in _samples(first, second, 24 if stepped else 12, stepped):
+        if turn < 8 and "i" not in kinds and any(abs(context().im(value)) > 1e-30 for value in values):
             continue
         if not _agree(first, second, point, values):
             return False
@@ -230,17 +230,14 @@ def _difference(relation: Relation) -> tuple[Formula, str]:
 
 
 def _proportional(first: Formula, second: Formula, positive: bool) -> bool:
-    symbols = symbols_of(first)
-    if not symbols or symbols != symbols_of(second):
+    if not symbols_of(first) or symbols_of(first) != symbols_of(second):
         return False
     mp = context()
     shares: list[Any] = []
-    for turn in range(8):
-        point = point_for(symbols, turn)
-        try:
-            shares.append(value_at(first, point) / value_at(second, point))
-        except (Unreadable, ZeroDivisionError):
+    for _, _, values in _samples(first, second, 8):
+        if not values[1]:
             continue
+        shares.append(values[0] / values[1])
         if abs(shares[-1] - shares[0]) > abs(shares[0]) * DIGITS_AGREE or shares[0] == 0:
             return False
         if positive and (mp.im(shares[0]) != 0 or mp.re(shares[0]) <= 0):
@@ -256,7 +253,7 @@ def _letters(value: MathValue) -> str:
         return re.sub(r"[\s().,;:'\u2019-]+", " ", value.words).strip().casefold()
     if isinstance(value, Members) and all(map(_letters, value.members)):
         return " ".join(map(_letters, value.members))
-    if isinstance(value, Expression):
+    if isinstance(value, Quantity):
         formula = value.formula
         parts = formula[1:] if formula[0] == "product" else (formula,)
         is_spelled = all(part[0] in ("symbol", "constant") for part in parts)
@@ -270,43 +267,23 @@ def _same_digits(gold: MathValue, answer: MathValue) -> bool:
     if isinstance(gold, Based) and isinstance(answer, Based):
         return gold == answer
     based, bare = (gold, answer) if isinstance(gold, Based) else (answer, gold)
-    if not isinstance(based, Based) or not isinstance(bare, Number):
+    if not isinstance(based, Based) or not isinstance(bare, Quantity):
         return False
-    if based is answer and based.base != 10:
+    if based.base != 10 if based is answer else bare.unit or bare.percent:
         return False
-    if based is gold and (bare.quantity.unit or bare.quantity.percent):
-        return False
-    return re.fullmatch(r"-?[0-9.]+", based.digits) is not None and Fraction(based.digits) == bare.quantity.value
-
-
-def _is_ratio(value: MathValue) -> bool:
-    return isinstance(value, Clock) or (isinstance(value, Members) and value.kind == "ratio")
+    return re.fullmatch(r"-?[0-9.]+", based.digits) is not None and Fraction(based.digits) == bare.value
 
 
 def _same_ratio(gold: MathValue, answer: MathValue, rule: Comparison) -> bool:
-    first, second = _ratio_parts(gold), _ratio_parts(answer)
+    """7:4 is 14:8 and 7/4; of a time of day and a ratio that looks like one, the same holds."""
+    first, second = (value.members if isinstance(value, Members) else (value, number(1)) for value in (gold, answer))
     if _in_order(first, second, rule):
         return True
-    if len(second) == 1 and len(first) == 2:
-        second = (*second, number(1))
-    zeros = any(isinstance(part, Number) and not part.quantity.value for part in (*first, *second))
+    zeros = any(isinstance(part, Quantity) and part.value == 0 for part in (*first, *second))
     if len(first) != len(second) or zeros:
         return False
-    shares = ((first[0], one, second[0], other) for one, other in zip(first[1:], second[1:], strict=True))
-    return all(
-        same(Expression(_product(top, other)), Expression(_product(one, other_top)))
-        for top, one, other_top, other in shares
-    )
-
-
-def _product(first: MathValue, second: MathValue) -> Formula:
-    return ("product", formula_of(first), formula_of(second))
-
-
-def _ratio_parts(value: MathValue) -> tuple[MathValue, ...]:
-    if isinstance(value, Clock):
-        return number(value.hour), number(value.minute)
-    return value.members if isinstance(value, Members) else (value,)
+    tops, *rest = ([formula_of(part) for part in pair] for pair in zip(first, second, strict=True))
+    return all(same(Quantity(("product", tops[0], other)), Quantity(("product", tops[1], one))) for one, other in rest)
 
 
 def _same_members(gold: MathValue, answer: MathValue, rule: Comparison) -> bool:

@@ -79,7 +79,7 @@ def _member(value: Any, changed: Any) -> str:
     text = _text(value)
     number = quantity(text)
     if number is not None and not number.unit and not number.percent:
-        return str(number.amount)
+        return str(number.counted_out().value)
     return str(changed(text))
 
 

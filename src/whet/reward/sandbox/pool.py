@@ -248,10 +248,16 @@ class Sandbox:
 
     `without` leaves protections out ("privilege", "namespaces", "landlock", "seccomp"), to see what the others hold.
     `require` is the isolation without which no job runs; by default what `require_isolation` set for the process.
+    What is trusted, a library of whet's own that may only take too long, needs none, and nothing is said about it.
     """
 
     def __init__(
-        self, workers: int = 0, preload: Sequence[str] = (), without: Sequence[str] = (), require: str | None = None
+        self,
+        workers: int = 0,
+        preload: Sequence[str] = (),
+        without: Sequence[str] = (),
+        require: str | None = None,
+        is_trusted: bool = False,
     ) -> None:
         if workers < 0:
             raise WhetError(f"the sandbox's workers is {workers}; give a count, or 0 for one per core")
@@ -259,7 +265,8 @@ class Sandbox:
         self.preload, self.without = tuple(preload), tuple(without)
         self.holds: Mapping[str, bool] = {}
         self.why: Mapping[str, tuple[int, str]] = {}  # step that failed: (error number or -1, what it said)
-        self._require = None if require is None else checked_requirement(require)
+        self._is_trusted = is_trusted
+        self._require = "none" if is_trusted else None if require is None else checked_requirement(require)
         self._begin()
         _open_pools.add(self)
 
@@ -414,7 +421,8 @@ class Sandbox:
             worker.remove_scratch()  # it lives on inside the worker; outside nothing is left to clean up
         if not self.holds:
             self.holds, self.why = holds, why
-            tell_isolation(self.requirement, holds, why)
+            if not self._is_trusted:
+                tell_isolation(self.requirement, holds, why)
 
 
 def _no_start(error: Exception) -> WhetError:

@@ -17,7 +17,7 @@ from typing import Any
 
 from whet.reward.answer import normal_form
 from whet.reward.combine import RewardPart
-from whet.reward.mathematics.unevaluated import is_unevaluated
+from whet.reward.mathematics.verdict import is_unevaluated
 from whet.reward.run_record import title_of
 from whet.tools.workbench.completions import (
     TrialCompletion,

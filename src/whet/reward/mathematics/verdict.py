@@ -1,4 +1,7 @@
-"""Answers that leave the work to the reader: a formula of the question copied, or arithmetic not carried out."""
+"""Whether a text is the gold answer: the same value, worked out.
+
+An answer that leaves the work to the reader is none: a formula of the question copied, or arithmetic not carried out.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +9,23 @@ import functools
 import math
 import re
 
-from whet.reward.mathematics.formula import Formula, Unreadable, read_formula, tokens_of
-from whet.reward.mathematics.math_value import Expression, MathValue, Number
+from whet.reward.mathematics.formula import Formula, read_formula, walk
+from whet.reward.mathematics.math_value import MathValue, Name, Quantity
 from whet.reward.mathematics.quantity import plain_text, quantity
-from whet.reward.mathematics.read_value import read_value
+from whet.reward.mathematics.read_value import read_value, without_unit
+from whet.reward.mathematics.same_value import EXACT, Comparison, same
+from whet.reward.mathematics.tokens import LONGEST, Unreadable, spelled, tokens_of
 
-# one spelling for each thing, and none for what only changes the looks
-SPELLINGS = (
+# one sign for each thing, and none for what only changes the looks, beside what `spelled` does
+SIGNS = (
     (re.compile(r"\\\\"), ";"),
     (re.compile(r"\\begin\s*\{[a-z*]+\}"), "["),
     (re.compile(r"\\end\s*\{[a-z*]+\}"), "]"),
-    (re.compile(r"\\[dtc](frac|binom)"), r"\\\1"),
-    (re.compile(r"\\(?:times|cdot|ast)(?![a-zA-Z])|[\u00d7\u00b7\u22c5]"), "*"),
-    (re.compile(r"\\div(?![a-zA-Z])|\u00f7"), "/"),
-    (re.compile(r"\*\*"), "^"),
-    (re.compile("[\u2212\u2013]"), "-"),
-    (re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![a-zA-Z])"), "\u00b0"),
-    (re.compile(r"\\%"), "%"),
-    (re.compile(r"\\(?:left|right|displaystyle|textstyle)(?![a-zA-Z])\.?|\\[,;!: ()\[\]{}$]|[\s${}~]"), ""),
-    (re.compile(r"[.,;:?=]+$"), ""),
+    (re.compile(r"\^\\circ"), "\u00b0"),
+    (re.compile(r"\\[{}]|[\s${}]|[.,;:?=]+\s*$"), ""),
 )
 # commands that stand for a value or a word; all others are to be worked out
-VALUE = re.compile(r"\\(?:text[a-z]*|math[a-z]+|mbox|pi|infty|leq?|geq?|neq?|in|cup|cap|mid|pm|emptyset)(?![a-zA-Z])")
+VALUE = re.compile(r"\x01[^\x02]*\x02|\\(?:math[a-z]+|pi|infty|le|ge|ne|in|cup|cap|mid|pm|emptyset)(?![a-zA-Z])")
 # a sum, a product, a quotient, a power, a factorial, an absolute value; no sign of a number
 OPERATION = re.compile(r"(?<=[^(\[,;=<>+*/^|-])[+-]|[*/^!]|[)\]][(\[]|[0-9]\(|\)[0-9]|\|[^|]+\||\\")
 FRACTION = re.compile(r"([0-9]+)\s*/\s*([0-9]+)")
@@ -45,6 +43,17 @@ ASKED = (
 )
 
 
+def verdict(gold: str, answer: str, rule: Comparison = EXACT) -> bool | None:
+    """Whether a text is the same answer as the gold one; None where it has LaTeX that only math-verify may know."""
+    wanted = read_value(gold)
+    try:
+        return same(wanted, read_value(answer), rule)
+    except Unreadable as what:
+        if isinstance(wanted, Name):
+            return same(wanted, Name(answer), rule)
+        return None if what.is_command else False
+
+
 def is_copied(answer: str, question: str, gold: str) -> bool:
     """True where the answer only writes down again what was to be worked out: "1/3 + 1/6" to "What is 1/3 + 1/6?".
 
@@ -59,7 +68,7 @@ def is_copied(answer: str, question: str, gold: str) -> bool:
         return False
     try:
         value = read_value(answer)
-        return not (isinstance(value, Expression) and value == read_value(gold))
+        return not (isinstance(value, Quantity) and not value.is_number and value == read_value(gold))
     except Unreadable:
         return True
 
@@ -74,7 +83,7 @@ def leaves_work(answer: str, question: str, gold: str, value: MathValue | None) 
     A sum or product of plain numbers (14*6 - 17 for 67), a logarithm, an integral; a root or a binomial coefficient
     where the question has one, too.
     """
-    if not isinstance(value, Number):
+    if not (isinstance(value, Quantity) and value.is_number):
         return False
     operators = (TO_DO, *(sign for sign in ASKED if sign.search(question)))
     if any(sign.search(answer) and not sign.search(gold) for sign in operators):
@@ -86,39 +95,41 @@ def is_unevaluated(answer: str) -> bool:
     """True for a formula that can be worked out further, or a fraction that can be reduced; False for a number."""
     label, _, right = answer.rpartition("=")
     if quantity(right) is not None and not re.search(r"[-+*/^]", label):
-        fraction = FRACTION.search(plain_text(right))  # 16/20 and 48/6 can be reduced, 4/5 is a number
+        fraction = FRACTION.search(plain_text(spelled(right)))  # 16/20 and 48/6 can be reduced, 4/5 is a number
         return fraction is not None and math.gcd(int(fraction[1]), int(fraction[2])) > 1
-    return OPERATION.search(VALUE.sub(",", _spelled(answer))) is not None
+    return r"\operatorname" in answer or OPERATION.search(_bare(VALUE.sub(",", spelled(answer)))) is not None
 
 
 @functools.lru_cache(maxsize=4096)
 def _spelled(text: str) -> str:
-    for written, sign in SPELLINGS:
+    return _bare(spelled(text))
+
+
+def _bare(text: str) -> str:
+    for written, sign in SIGNS:
         text = written.sub(sign, text)
     return text
 
 
 def _has_arithmetic(text: str) -> bool:
+    """True where a sum or product of plain numbers stands anywhere in the formula; 2 1/2 is one number."""
     right = text.rpartition("=")[2]
-    if quantity(right) is not None:
+    if quantity(right) is not None or len(right) > LONGEST:
         return False
     try:
-        return _is_left_undone(read_formula(tokens_of(right)))
+        tokens, _ = without_unit(tokens_of(spelled(right)))
+        return any(map(_is_left_undone, walk(read_formula(tokens))))
     except Unreadable:
         return False
 
 
 def _is_left_undone(formula: Formula) -> bool:
-    """True where a sum or product of plain numbers stands anywhere in the formula; 2 1/2 is one number."""
-    parts = [part for part in formula[1:] if isinstance(part, tuple)]
-    is_mixed = formula[0] == "sum" and [part[0] for part in parts] == ["number", "quotient"]
-    if formula[0] in ("sum", "product") and sum(map(_is_plain, parts)) > 1 and not is_mixed:
-        return True
-    return any(map(_is_left_undone, parts))
+    if formula[0] not in ("sum", "product"):
+        return False
+    is_mixed = formula[0] == "sum" and [part[0] for part in formula[1:]] == ["number", "quotient"]
+    return sum(map(_is_plain, formula[1:])) > 1 and not is_mixed
 
 
 def _is_plain(formula: Formula) -> bool:
     """True for a number, its negative, and fractions, sums and products of such."""
-    if formula[0] in ("negative", "quotient", "sum", "product"):
-        return all(map(_is_plain, formula[1:]))
-    return bool(formula[0] == "number")
+    return all(part[0] in ("number", "negative", "quotient", "sum", "product") for part in walk(formula))
