@@ -28,6 +28,7 @@ from whet.record.metrics.intervals import share_interval
 STEPS, EVALS = 50, 2  # steps of a run, evaluations after its start
 PROMPTS, GROUP = 32, 8
 EVAL_PROMPTS, MOST_TOKENS = 400, 512
+PASS_TOKENS = 16384  # others have the same GPU's memory
 RATES = (1e-6, 3e-6)
 ALTERNATIVES: dict[str, dict[str, Any]] = {  # what else a default says, against the same run with the default
     "no warm-up": {"optimizer": {"warmup_steps": 0}},
@@ -80,7 +81,7 @@ def planned(
                 "seed": seed,
                 "steps": steps,
                 "model": {"name": models[model], **({"lora": 16} if adapters else {})},
-                "batch": {"prompts_per_step": PROMPTS, "group_size": GROUP},
+                "batch": {"prompts_per_step": PROMPTS, "group_size": GROUP, "micro_batch_tokens": PASS_TOKENS},
                 "optimizer": {"learning_rate": rate},
                 "sampling": {"max_new_tokens": 48 if tiny else MOST_TOKENS},
                 "eval": {"every": max(1, steps // EVALS), "prompts": EVAL_PROMPTS},
