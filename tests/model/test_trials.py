@@ -64,6 +64,7 @@ def test_what_is_built_on_an_earlier_verdict_writes_what_the_plain_engine_does(m
         lm = causal_lm(loaded.model)
         return TorchEngine(lm, loaded.tokenizer, loaded.end_tokens, context=loaded.context, fast=fast), lm
 
+    monkeypatch.setattr(trials, "_VERDICTS", {})  # from here on a verdict is about one checkpoint, as in a run
     first, lm = engine(fast=True)
     assert first.decode_path.kind == "fused decoder" and not fused_trunk.fused_refusal(lm)
     monkeypatch.setattr(hooked_decode, "_disagreement", lambda *_: "tried again")

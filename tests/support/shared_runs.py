@@ -103,10 +103,10 @@ def draw_prompts_once(is_patched: Callable[[], bool]) -> None:
         return [*drawn[asked]]
 
     def tokens_of_prompts(tokenizer: Any, values: Any) -> list[Any]:
-        places = tuple(map(id, values))
-        if is_patched() or not ours.issuperset(places):
+        places, backend = tuple(map(id, values)), getattr(tokenizer, "backend_tokenizer", None)
+        if is_patched() or backend is None or not ours.issuperset(places):
             return tokenize(tokenizer, values)
-        key = (places, tokenizer.chat_template, tokenizer.backend_tokenizer.to_str())
+        key = (places, tokenizer.chat_template, backend.to_str())
         if key not in tokenized:
             tokenized[key] = tokenize(tokenizer, values)
         return [*tokenized[key]]

@@ -34,7 +34,7 @@ def run_once() -> None:
         return
     from whet.api.training import train
 
-    small = {"batch": {"prompts_per_step": 2, "group_size": 2}, "data": {"count": 8}, "eval": {"prompts": 2}}
+    small = {"batch": {"prompts_per_step": 2, "group_size": 2}, "eval": {"prompts": 2}}
     small |= {"sampling": {"max_new_tokens": 4}, "model": {"threads": 1}}
     with tempfile.TemporaryDirectory() as folder, torch.random.fork_rng():
         train("grpo", steps=1, folder=f"{folder}/run", config=small, console=False)
