@@ -525,6 +525,7 @@ def test_killed_at_random_moments_with_the_cadence_by_cost(tmp_path):
             verify_checkpoint(path)
         process = started("resume", str(broken))
     process.wait()
+    assert process.returncode == 0, process.stderr
     assert kills >= 2 and outcome(broken) == outcome(whole)
 
 
