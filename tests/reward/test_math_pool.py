@@ -7,9 +7,11 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +21,8 @@ from whet.reward.find import find_reward
 from whet.reward.mathematics import verifier_calls
 from whet.reward.mathematics.math_answer import math_answer, math_answers, unread_gold
 from whet.reward.mathematics.verifier import MathJob, MathPool
+from whet.reward.sandbox.job import ProgramJob
+from whet.reward.sandbox.pool import Sandbox
 from whet.types import Prompt
 
 INTEGRAL = r"\int_0^1 x dx"
@@ -124,3 +128,20 @@ def test_the_reward_scores_a_batch_in_one_call() -> None:
     reward = find_reward("math_answer", {"tolerance": 0.1})
     assert isinstance(reward, Together) and isinstance(as_reward(math_answer), Together)
     assert reward.limits_itself
+
+
+def test_packages_are_found_where_this_process_has_them(monkeypatch):
+    """Also what they import later, as from a folder that only PYTHONPATH names; programs of a model see no such one."""
+    with tempfile.TemporaryDirectory() as folder:
+        package = Path(folder) / "elsewhere"
+        package.mkdir()
+        (package / "__init__.py").touch()
+        (package / "later.py").write_text("VALUE = 7\n")
+        Path(folder).chmod(0o755)  # others may read a package
+        monkeypatch.syspath_prepend(folder)
+        printed = []
+        for is_trusted in (True, False):
+            with Sandbox(1, ("elsewhere",), is_trusted=is_trusted) as sandbox:
+                program = ProgramJob("from elsewhere.later import VALUE\nprint(VALUE)\n")
+                printed.append(sandbox.run([program])[0].stdout.strip())
+    assert printed == ["7", ""]

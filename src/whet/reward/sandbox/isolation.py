@@ -79,8 +79,12 @@ def _leave_out(confinement: Confinement, name: str, *steps: str) -> None:
 
 
 def visible_paths() -> tuple[str, ...]:
-    """What code may read: the interpreter, its packages, the system's libraries; no path lies inside another."""
+    """What code may read: the interpreter, its packages, the system's libraries; no path lies inside another.
+
+    The environment names more folders only for workers whose code is trusted.
+    """
     prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix}
+    prefixes |= {path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(path)}
     wanted = {*SYSTEM_FOLDERS, *DEVICES, *prefixes, *map(os.path.realpath, prefixes)}
     chosen: list[str] = []
     for path in sorted(wanted, key=lambda each: (len(each), each)):

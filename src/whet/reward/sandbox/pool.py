@@ -25,6 +25,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -128,10 +129,16 @@ class JobBatch:
             worker.hang_up()
 
 
+def _folders_of(packages: Sequence[str]) -> list[str]:
+    """Where this process finds these packages, which need not be where a new interpreter would look."""
+    tops = {name.partition(".")[0] for name in packages}
+    return [path for path in sys.path if path and any(PathFinder.find_spec(top, [path]) for top in tops)]
+
+
 class WorkerProcess:
     """One worker process as the trainer sees it."""
 
-    def __init__(self, preload: Sequence[str], without: Sequence[str]) -> None:
+    def __init__(self, preload: Sequence[str], without: Sequence[str], environment: Mapping[str, str]) -> None:
         self.scratch = tempfile.mkdtemp(prefix="whet-sandbox-")
         os.chmod(self.scratch, 0o711)
         self.connection, there = socket.socketpair()
@@ -143,7 +150,7 @@ class WorkerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                env=ENVIRONMENT,
+                env=environment,
                 cwd="/",
                 pass_fds=(there.fileno(),),
                 start_new_session=True,
@@ -393,7 +400,8 @@ class Sandbox:
             raise
 
     def _started(self) -> WorkerProcess:
-        worker = WorkerProcess(self.preload, self.without)
+        where = {"PYTHONPATH": os.pathsep.join(_folders_of(self.preload))} if self._is_trusted else {}
+        worker = WorkerProcess(self.preload, self.without, ENVIRONMENT | where)
         try:
             greeting = worker.receive()
             with self._lock:

@@ -15,7 +15,7 @@ from whet.tools.planner.shapes import ModelShape
 from whet.tools.planner.workload import MEASURED_ON, Devices, Workload
 
 # results/gpu_train_1.5b.json, results/gpu_step_135m.json: useful operations per second of the training pass, by width
-TRAINING_RATES = {576: 155.7e12, 1536: 347.9e12}
+TRAINING_RATES = {576: 293.5e12, 1536: 347.9e12}
 # results/gpu_rollout_135m.json, _1.5b.json, _7b.json and gpu_long_prompts_1.5b.json, fitted by least squares of the
 # relative error: seconds = LAYER_STEP per layer and token position + bytes / DECODE_BYTES + operations / DECODE_RATE
 LAYER_STEP, DECODE_BYTES, DECODE_RATE = 37.2e-6, 4.65e12, 687e12
