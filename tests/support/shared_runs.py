@@ -69,8 +69,11 @@ def try_equal_models_once(is_patched: Callable[[], bool]) -> None:
         if key is None or not source:
             return key
         *shape, _weights = key
+        shared = tuple(shape)
         is_built_in = {name: size for name, size, *_ in shape[3]} == _sizes_of_built_in()
-        return tuple(shape) if is_built_in else (source, *key[1:])
+        # weights that were ruined on purpose say nothing about those of the next test
+        is_refused = any(said and known == shared for (_, known), said in trials._VERDICTS.items())
+        return shared if is_built_in and not is_refused else (source, *key[1:])
 
     trials._signature = of_any_model
     trials._note = lambda name, key, model: Path(os.devnull, "no") if key[0] == MADE_HERE else note(name, key, model)
