@@ -100,6 +100,25 @@ def test_what_was_sampled_is_trained_and_what_was_answered_is_not(loaded):
         assert turn.text in decode(sample.tokens[turn.start : turn.stop].tolist())
 
 
+def test_a_large_batch_is_answered_piece_by_piece(loaded, monkeypatch):
+    """With the same episodes; the device is let read between two pieces, and a slow piece does not hold up the next."""
+    [whole], _, _ = play(loaded, Counting, count=5)
+    reads, meeting = [], threading.Barrier(5)
+    monkeypatch.setattr("whet.rollout.episodes.PIECE", 2)
+    monkeypatch.setattr("whet.rollout.session.LateSession.read_ahead", lambda session: reads.append(session))
+    [pieces], notes, _ = play(loaded, Counting, count=5)
+    assert [sample.tokens.tolist() for sample in pieces] == [sample.tokens.tolist() for sample in whole]
+    assert len(reads) == 2 * Counting.turns and not notes.failures
+
+    class Meeting(Counting):
+        def step(self, completion):
+            meeting.wait(timeout=5)  # until all of them are asked
+            return super().step(completion)
+
+    [met], notes, _ = play(loaded, Meeting, count=5)
+    assert not notes.failures and [sample.num_actions for sample in met] == [sample.num_actions for sample in whole]
+
+
 class Partner(Counting):
     """Answers as an assistant: another model speaks, or an example is shown."""
 

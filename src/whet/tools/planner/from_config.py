@@ -88,7 +88,8 @@ def workload(
     """What the run asks of a device with so many bytes."""
     model, kind = config.model, catalogue.method(config.method).kind
     recompute: Recompute = model.recompute if model.recompute != "auto" else "none" if on_cpu else "wide"
-    compute: Literal["bf16", "fp32"] = "fp32" if on_cpu else "bf16"
+    usual: Literal["bf16", "fp32"] = "fp32" if on_cpu else "bf16"
+    compute = usual if model.precision == "auto" else model.precision
     common: dict[str, Any] = {
         "method": config.method,
         "needs": objective_needs(config) if kind in ("policy", "preference") else frozenset(),
@@ -99,16 +100,16 @@ def workload(
             shape.hidden,
             shape.layers,
             0.0 if on_cpu or recompute == "none" else memory,
-            4 if (compute if model.precision == "auto" else model.precision) == "fp32" else 2,
+            4 if compute == "fp32" else 2,
         ),
         "samples": config.samples() and (kind == "policy" or eval_prompts > 0),
         "eval_prompts": eval_prompts,
-        "compute": compute if model.precision == "auto" else model.precision,
+        "compute": compute,
         "recompute": recompute,
         "weights": model.weights,
         "moments": config.optimizer.states,
         "lora_rank": model.lora.rank,
-        "base": _base(model.lora.base, compute if model.precision == "auto" else model.precision, on_cpu),
+        "base": _base(model.lora.base, compute, on_cpu),
         "reference": model.reference,
         "reward_model": _reward_model(config),
         "teacher": _teacher(config),

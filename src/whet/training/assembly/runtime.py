@@ -288,13 +288,13 @@ def sized_passes(config: AnyConfig, policy: CausalLM) -> AnyConfig:
     A small model's passes end before the next ones are launched, so few large ones are faster: a step of 135M weights
     on an H200 took 1.56 s in passes of 20,480 tokens and 1.28 s in passes of 65,536.
     """
-    memory, shape = 0, policy.model.config.get_text_config()  # type: ignore[union-attr,operator]
+    width = layers = memory = 0
     if policy.device.type == "cuda" and policy.recompute != "none" and fused_works(policy):
+        shape = policy.model.config.get_text_config()  # type: ignore[union-attr,operator]
+        width, layers = shape.hidden_size, shape.num_hidden_layers
         memory = torch.cuda.get_device_properties(policy.device).total_memory
     batch = config.batch
-    tokens = pass_tokens(
-        batch.micro_batch_tokens, shape.hidden_size, shape.num_hidden_layers, memory, policy.dtype.itemsize
-    )
+    tokens = pass_tokens(batch.micro_batch_tokens, width, layers, memory, policy.dtype.itemsize)
     return config.model_copy(update={"batch": batch.model_copy(update={"micro_batch_tokens": tokens})})  # type: ignore[return-value]
 
 
