@@ -130,7 +130,7 @@ def with_jittery_choice(model):
             states = states.reshape(-1, states.shape[-1])
             logits = states @ router.weight.T
             share = logits.softmax(-1)
-            jitter = (1000 * states.sum(-1, keepdim=True) + torch.arange(router.num_experts)).sin() * 0.1
+            jitter = (50 * states.sum(-1, keepdim=True) + torch.arange(router.num_experts)).sin() * 0.1
             index = (share + jitter).topk(router.top_k, dim=-1).indices
             value = share.gather(-1, index)
             return logits, value / value.sum(-1, keepdim=True) if router.norm_topk_prob else value, index

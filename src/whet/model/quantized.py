@@ -70,12 +70,14 @@ class FourBitLinear(UnmergedLinear):
         return output if self.bias is None else output + self.bias.to(output.dtype)
 
     def whole_base(self) -> Tensor:
+        # blocks run over the ends of rows, which the library's reader for AVX-512 takes for ends of blocks
+        is_aligned = self.shape[1] % BASE_BLOCK == 0
         state = _library().QuantState(
-            absmax=self.largest, shape=torch.Size(self.shape), code=_four_bit_code(self.weight.device),
-            blocksize=BASE_BLOCK, quant_type="nf4", dtype=torch.bfloat16,
+            absmax=self.largest, shape=torch.Size(self.shape if is_aligned else [self.shape[0] * self.shape[1]]),
+            code=_four_bit_code(self.weight.device), blocksize=BASE_BLOCK, quant_type="nf4", dtype=torch.bfloat16,
         )  # fmt: skip
         base: Tensor = _library().dequantize_4bit(self.weight, state)
-        return base
+        return base.view(self.shape)
 
 
 class _Unpacked(torch.autograd.Function):
