@@ -84,7 +84,7 @@ def planned(
                 "batch": {"prompts_per_step": PROMPTS, "group_size": GROUP, "micro_batch_tokens": PASS_TOKENS},
                 "optimizer": {"learning_rate": rate},
                 "sampling": {"max_new_tokens": 48 if tiny else MOST_TOKENS},
-                "eval": {"every": max(1, steps // EVALS), "prompts": EVAL_PROMPTS},
+                "eval": {"every": max(1, min(steps, STEPS) // EVALS), "prompts": EVAL_PROMPTS},
                 "report": {"save": "weights", "save_every": 10**9, "samples_per_step": 0, "weights_dtype": "bf16"},
             }
             if tiny:
@@ -103,7 +103,7 @@ def planned(
                 "method": method,
                 "rate": rate,
                 "lora": adapters,
-                "other": alternative,
+                "other": " ".join(filter(None, [alternative, "" if steps == STEPS else f"{steps} steps"])),
             }
             runs.append(PlannedRun(f"{name}-s{seed}", method, settings, {**tags, "seed": seed}))
     return runs
