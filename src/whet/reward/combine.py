@@ -260,6 +260,15 @@ def in_shares(parts: Sequence[RewardPart], num_steps: int) -> list[RewardPart]:
     ]
 
 
+def check_company(rewards: Sequence[Reward]) -> None:
+    """Refuse a judge as the only reward, unless the user allows it with alone=true. Leave out those of weight 0."""
+    if rewards and all(getattr(reward, "wants_company", False) for reward in rewards):
+        raise WhetError(
+            f"reward {rewards[0].name!r} is a judge, and the only reward: a judge can be talked into good marks; add a "
+            "reward that checks something (an answer, a format, tests), or set alone=true if you mean it"
+        )
+
+
 def check_parts(parts: Sequence[RewardPart]) -> None:
     """Refuse a sum that cannot be told apart, that is always 0, or whose gates lead nowhere."""
     if not parts:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from whet.model.server_client import one_line
-from whet.protocols import Reward
 from whet.reward.answer import after_thinking
 from whet.reward.failure import EXCERPT, PartialFailure, RewardFailure, unscorable
 from whet.reward.judge.asides import without_asides
@@ -59,15 +58,6 @@ def judge(**settings: Any) -> Judge:
 judge.__signature__ = inspect.signature(JudgeSettings, eval_str=True)  # type: ignore[attr-defined]
 
 
-def check_company(rewards: Sequence[Reward]) -> None:
-    """Refuse a judge as the only reward, unless the user allows it with alone=true. Leave out those of weight 0."""
-    if rewards and all(getattr(reward, "wants_company", False) for reward in rewards):
-        raise WhetError(
-            f"reward {rewards[0].name!r} is a judge, and the only reward: a judge can be talked into good marks; add a "
-            "reward that checks something (an answer, a format, tests), or set alone=true if you mean it"
-        )
-
-
 class Judge:
     """Marks completions (`compare=none`): the rubric's weighted mean as a share of its scale. Or compares them, both
     orders asked, 1 for better, 0 for worse, 0.5 for a tie and for a judge that prefers a place to an answer: with
@@ -105,7 +95,7 @@ class Judge:
 
     @property
     def wants_company(self) -> bool:
-        """True: must not be the only reward; see `check_company`."""
+        """True: must not be the only reward; see `whet.reward.combine.check_company`."""
         return not self.settings.alone
 
     @property

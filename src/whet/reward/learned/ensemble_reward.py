@@ -66,6 +66,7 @@ class EnsembleReward(Generic[Settings]):
     """A reward whose members are reward models, or the heads of one."""
 
     limits_itself = True  # nothing in a completion can make a forward pass hang
+    is_read_early = True  # by `prepare`, before the run begins: a bad folder is told then
     unversioned: tuple[str, ...] = ("folder", "name", "device", "micro_batch_tokens")  # settings that change no score
 
     def __init__(self, settings: Settings) -> None:

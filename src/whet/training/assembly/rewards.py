@@ -18,12 +18,8 @@ from whet.protocols import Engine, Reward
 from whet.reward.ahead import ScoreAhead
 from whet.reward.call import as_reward
 from whet.reward.checks import RewardChecks
-from whet.reward.combine import ROW_KINDS, Gate, RewardPart, Schedule, check_parts, in_shares, weights_at
+from whet.reward.combine import ROW_KINDS, Gate, RewardPart, Schedule, check_company, check_parts, in_shares, weights_at
 from whet.reward.find import BUILTIN, RETIRED, ROWS, find_reward
-from whet.reward.judge.ask import engine_ask
-from whet.reward.judge.reward import check_company
-from whet.reward.learned.outcome import Learned
-from whet.reward.learned.process import LearnedSteps
 from whet.reward.score import Failures, Scorer, Share, judged_ahead
 from whet.reward.sections import RewardPartSection, RewardSection, SandboxSection
 from whet.reward.templates import defended, format_first, template
@@ -164,10 +160,12 @@ def bind_judges(parts: Sequence[RewardPart], engine: Engine, tokenizer: Any) -> 
 
     def settled(reward: Reward) -> Reward:
         judge: Any = reward
-        if isinstance(judge, Learned | LearnedSteps):
+        if getattr(judge, "is_read_early", False):
             judge.prepare()
         if not getattr(judge, "needs_ask", False):
             return reward
+        from whet.reward.judge.ask import engine_ask
+
         sampling = Sampling(max_new_tokens=judge.settings.max_new_tokens, temperature=judge.settings.temperature)
         engine_judge: Reward = judge.asking(engine_ask(engine, encode, sampling))
         return engine_judge
