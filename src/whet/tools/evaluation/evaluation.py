@@ -204,7 +204,10 @@ def eval_setup(
     if prompts and not config.eval.prompts:
         raise WhetError("eval.prompts is 0, as in a run that was trained without evaluation; give eval.prompts=200")
     if not chosen:
-        raise WhetError("no held-out prompts: give data: task:NAME, a file or hub:owner/name")
+        raise WhetError(
+            "no held-out prompts are known for this model; give --data (data= in Python): task:NAME, a file or "
+            "hub:owner/name"
+        )
     parts = build_reward_parts(config, wanted=scored, given=rewards)
     chosen = scorable_prompts(chosen, parts, config.data)
     style = style or PromptStyle()
