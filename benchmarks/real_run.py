@@ -272,6 +272,8 @@ def main() -> None:
                 }
                 print(f"TRL's step: {peer['step_s']:.1f} s, whet's {mine:.2f} s, {peer['step_s'] / mine:.1f} times")
                 print(f"TRL: {peer['before']:.1%} to {peer['after']:.1%} in {spent:.0f} s; whet: in {reached} s")
+                if chosen.results:
+                    write_results(f"{chosen.results}_peer", records.pop("peer"))
             if chosen.results:
                 write_results(chosen.results, records)
         if chosen.results and records.keys() >= TITLES.keys():
