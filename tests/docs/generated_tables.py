@@ -1,7 +1,7 @@
 """The tables of docs/rewards.md, config.md, pipelines.md, doctor.md and claims.md, written from the code; measured
 numbers of every page, written from results/ (quoted_results.py); the types of `whet.train` (typed_settings.py).
 
-    python tests/docs/generated_tables.py
+    python -m tests.docs.generated_tables
 
 puts fresh tables between the marks `<!-- NAME: from the code -->` and `<!-- NAME: end -->` of those pages.
 """
@@ -25,7 +25,7 @@ from tests.docs.typed_settings import write_module
 from whet.training.annotated_config import shown_bounds
 
 DOCS = Path(__file__).parents[2] / "docs"
-REFRESH = "python tests/docs/generated_tables.py"
+REFRESH = "python -m tests.docs.generated_tables"
 KIND_NAMES = {
     "PolicyConfig": "RL",
     "SFTConfig": "SFT",

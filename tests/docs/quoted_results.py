@@ -7,7 +7,7 @@ The text is written once, and a number is marked where it stands, by comments th
 FILE/KEY/KEY:FORMAT is a value of results/FILE.json in Python's format language (in a list, KEY is a position), and
 FILE/@ says where the file is from. ?FILE/KEY is "-" where a part of a measurement failed. Whole tables and listings
 stand between `<!-- NAME: from results -->` and `<!-- NAME: end -->`; result_tables.py has their templates.
-`python tests/docs/generated_tables.py` writes all pages anew. A name that no file holds is an error.
+`python -m tests.docs.generated_tables` writes all pages anew. A name that no file holds is an error.
 """
 
 from __future__ import annotations
