@@ -8,11 +8,12 @@ completion share the difference. They see all scored samples of the step, before
 from __future__ import annotations
 
 import inspect
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from whet.objective.component import Component, ComponentProtocol, number
+from whet.objective.component import Component, number
 from whet.objective.lazy_torch import torch
 from whet.objective.statistics import (
     STD_FLOOR,
@@ -30,52 +31,34 @@ if TYPE_CHECKING:
 Memory = Mapping[str, float]  # what a method remembers from step to step; saved with every checkpoint
 
 
-class Baseline(ComponentProtocol, Protocol):
+class Baseline(Component):
     """What the loop asks of a baseline: A before it is scaled, what to remember, and a critic's target."""
 
-    per_token: ClassVar[
-        bool
-    ]  # True: it credits tokens one by one, from `batch.token_reward` and the completion's reward
-    sees_reward: ClassVar[bool]  # False: it looks at parts, outcomes or steps, not at the (shaped) reward
-
-    @property
-    def smallest_group(self) -> int: ...
-
-    def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
-        """A before scaling [N, T], 0 off the actions; `memory` holds earlier batches, not this one."""
-        ...
-
-    def target(self, batch: TokenBatch) -> Tensor | None:
-        """What the critic should have said [N, T]; None without a critic."""
-        ...
-
-    def remembered(self, batch: TokenBatch, memory: Memory) -> Memory:
-        """The memory after this batch, called after `centred`; the mapping passed in is left unchanged."""
-        ...
-
-    def symbols(self) -> str:
-        """The difference as an expression, such as `R - mean_g(R)`."""
-        ...
-
-
-class BaselineRule(Component):
-    """What baselines have in common that forget every step and train no critic."""
-
-    per_token: ClassVar[bool] = False
-    sees_reward: ClassVar[bool] = True
+    per_token: ClassVar[bool] = False  # True: it credits tokens one by one, from `batch.token_reward` and the reward
+    sees_reward: ClassVar[bool] = True  # False: it looks at parts, outcomes or steps, not at the (shaped) reward
 
     @property
     def smallest_group(self) -> int:
         return 1
 
+    @abstractmethod
+    def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
+        """A before scaling [N, T], 0 off the actions; `memory` holds earlier batches, not this one."""
+
     def target(self, batch: TokenBatch) -> Tensor | None:
+        """What the critic should have said [N, T]; None without a critic."""
         return None
 
     def remembered(self, batch: TokenBatch, memory: Memory) -> Memory:
+        """The memory after this batch, called after `centred`; the mapping passed in is left unchanged."""
         return memory
 
+    def symbols(self) -> str:
+        """The difference as an expression, such as `R - mean_g(R)`."""
+        return super().symbols()
 
-class CompletionBaseline(BaselineRule):
+
+class CompletionBaseline(Baseline):
     """One number a completion: A is the same for all its tokens."""
 
     def __call__(self, batch: TokenBatch, memory: Memory) -> Tensor:

@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 import math
+from abc import ABC
 from collections.abc import Iterable
 from dataclasses import MISSING, dataclass, field, fields, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from whet.types import WhetError, did_you_mean
-
-
-class ComponentProtocol(Protocol):
-    """What every axis asks of its components; the Protocol of an axis adds what its question needs."""
-
-    name: ClassVar[str]
-    needs: ClassVar[frozenset[str]]
-
-    def words(self) -> str:
-        """The component in a sentence; empty where there is nothing to say."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -63,8 +53,11 @@ def _ranges(kind: type) -> dict[str, NumberRange]:
 
 
 @dataclass(frozen=True)
-class Component:
-    """One choice on one axis of a method. Its fields are its numbers; a class that adds some is a frozen dataclass."""
+class Component(ABC):
+    """One choice on one axis of a method. Its fields are its numbers; a class that adds some is a frozen dataclass.
+
+    The class of an axis adds what its question asks, with the usual answer where there is one.
+    """
 
     name: ClassVar[str]
     needs: ClassVar[frozenset[str]] = frozenset()  # fields of TokenBatch or Extras beyond rewards

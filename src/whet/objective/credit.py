@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from whet.objective.advantage import BaselineRule, GroupMean, Memory
+from whet.objective.advantage import Baseline, GroupMean, Memory
 from whet.objective.component import Component, number
 from whet.objective.lazy_torch import torch
 from whet.types import TokenBatch
@@ -63,7 +63,7 @@ def next_value(values: Tensor, action: Tensor) -> Tensor:
     return total
 
 
-class TokenCredit(BaselineRule):
+class TokenCredit(Baseline):
     """A baseline that credits tokens one by one, from the rewards that each of them earned."""
 
     per_token: ClassVar[bool] = True

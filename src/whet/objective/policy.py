@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from whet.objective.advantage import Baseline, Memory
 from whet.objective.aggregate import Aggregate
-from whet.objective.clip import Clip, StepClip
+from whet.objective.clip import ClipRule, StepClip
 from whet.objective.control import Control, FixedCoefficient
 from whet.objective.keep import Everything, Keep
 from whet.objective.kl import KL
@@ -65,7 +65,7 @@ class Objective:
     baseline: Baseline
     scale: AdvantageScale
     ratio: Ratio
-    clip: Clip
+    clip: ClipRule
     aggregate: Aggregate
     kl: KL
     shape: RewardShape = field(default_factory=AsScored)

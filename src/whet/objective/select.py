@@ -7,9 +7,9 @@ takes completions out of the denominators too. Covariances use the log-probabili
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
-from whet.objective.component import Component, ComponentProtocol, number
+from whet.objective.component import Component, number
 from whet.objective.lazy_torch import torch
 from whet.types import TokenBatch
 
@@ -17,22 +17,20 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Select(ComponentProtocol, Protocol):
+class Select(Component):
     """Which tokens of the collected batch carry gradient, or are tied."""
-
-    def __call__(self, batch: TokenBatch) -> TokenBatch: ...
-
-
-class AllTokens(Component):
-    """Every action carries gradient."""
-
-    name: ClassVar[str] = "all"
 
     def __call__(self, batch: TokenBatch) -> TokenBatch:
         return batch
 
 
-class Finished(Component):
+class AllTokens(Select):
+    """Every action carries gradient."""
+
+    name: ClassVar[str] = "all"
+
+
+class Finished(Select):
     """Completions cut off by the budget give no gradient and leave the denominators. Yu 2025 (2503.14476), section 3.4.
 
     They stay in the statistics of their group.
@@ -48,7 +46,7 @@ class Finished(Component):
         return replace(batch, action=batch.action & batch.finished[:, None])
 
 
-class FinishedTurns(Component):
+class FinishedTurns(Select):
     """Turns cut off by their token budget give no gradient and leave the denominators; the others of the episode stay.
 
     They stay in all statistics. A single completion is one turn: there it is `finished`.
@@ -64,7 +62,7 @@ class FinishedTurns(Component):
         return replace(batch, action=batch.action & ~batch.truncated)
 
 
-class NonzeroAdvantage(Component):
+class NonzeroAdvantage(Select):
     """Completions whose advantage is 0 are not pulled by the KL either, and leave the denominators.
 
     They stay in the statistics of their group, and no others are drawn in their place: `objective.keep=mixed_outcome`
@@ -82,7 +80,7 @@ class NonzeroAdvantage(Component):
 
 
 @dataclass(frozen=True)
-class TopEntropy(Component):
+class TopEntropy(Select):
     """Only the `share` of tokens with the largest entropy learn. Wang 2025 (2506.01939); denominators keep all.
 
     Tokens at the threshold are in.
@@ -122,7 +120,7 @@ def covariance(batch: TokenBatch) -> Tensor:
 
 
 @dataclass(frozen=True)
-class ClipCovariance(Component):
+class ClipCovariance(Select):
     """A random `share` of all tokens, among those with low < cov < high, does not learn. Cui 2025 (2505.22617).
 
     The lottery is a hash of the completion's tokens and the position, so that no cutting, order or rank changes it.
@@ -168,7 +166,7 @@ def _scrambled(numbers: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class TieCovariance(Component):
+class TieCovariance(Select):
     """The KL term acts on the `share` of tokens with the largest covariance only. Cui 2025 (2505.22617)."""
 
     share: float = number(2e-3, above=0, most=1)

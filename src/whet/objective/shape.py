@@ -3,37 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
-from whet.objective.component import Component, ComponentProtocol, number
+from whet.objective.component import Component, number
 from whet.types import TokenBatch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class RewardShape(ComponentProtocol, Protocol):
+class RewardShape(Component):
     """The reward that is learned from, in place of the one that was scored."""
 
-    def __call__(self, batch: TokenBatch) -> Tensor: ...
+    def __call__(self, batch: TokenBatch) -> Tensor:
+        return batch.reward
 
     def symbols(self) -> str:
         """The change to R as a line of its own; empty where R stays as it was scored."""
-        ...
+        return super().symbols()
 
 
-class AsScored(Component):
+class AsScored(RewardShape):
     """R as it was scored."""
 
     name: ClassVar[str] = "none"
     in_symbols: ClassVar[str] = ""
 
-    def __call__(self, batch: TokenBatch) -> Tensor:
-        return batch.reward
-
 
 @dataclass(frozen=True)
-class SoftOverlong(Component):
+class SoftOverlong(RewardShape):
     """R += 0 while n <= (1 - tail) L, then falls to -penalty at n = L. Yu 2025 (2503.14476), eq. 13.
 
     L is the generation budget, tail the last share of it: 4096 of 20480 in the paper, so 0.2.
@@ -57,7 +55,7 @@ class SoftOverlong(Component):
 
 
 @dataclass(frozen=True)
-class LengthCost(Component):
+class LengthCost(RewardShape):
     """R -= cost * n / L: every token costs the same share of the budget."""
 
     cost: float = number(0.1, above=0)
@@ -73,7 +71,7 @@ class LengthCost(Component):
 
 
 @dataclass(frozen=True)
-class ClipReward(Component):
+class ClipReward(RewardShape):
     """R <- clip(R, low, high)."""
 
     low: float = -1.0

@@ -147,9 +147,13 @@ class _Front:
                 self.heard(number, sample)
         self._results.put(finished)
 
+    def tell(self, name: str, *arguments: Any) -> None:
+        """Call a method of the session, between two moments of writing."""
+        self._commands.put((name, arguments))
+
     def add(self, number: int, request: Request) -> None:
         self._out.add(number)
-        self._commands.put(("add", (number, request)))
+        self.tell("add", number, request)
 
     def release(self, number: int) -> None:
         """Done where it was written: a request in the background is not continued."""
@@ -199,6 +203,8 @@ class ThreadSession(_Front):
     def __init__(self, session: Session, device: torch.device | None = None) -> None:
         super().__init__(queue.Queue(), _ThreadIdle())
         self._session = session
+        self.error: BaseException | None = None  # that ended the thread
+        self._num_threads = torch.get_num_threads()
         self._device = device if device is not None and device.type == "cuda" else None
         if self._device is not None:
             torch.cuda.synchronize(self._device)  # the session was opened on another stream
@@ -209,20 +215,22 @@ class ThreadSession(_Front):
         copied = {name: value.detach().clone() for name, value in weights.items()}  # the trainer writes over them
         if self._device is not None:
             torch.cuda.current_stream(self._device).synchronize()  # the thread reads them on another stream
-        self._commands.put(("load", (copied, version)))
+        self.tell("load", copied, version)
 
     def close(self) -> None:
         if self._is_open:
             self._is_open = False
-            self._commands.put(("close", ()))
+            self.tell("close")
             self._thread.join()
 
     def _run(self) -> None:
+        torch.set_num_threads(self._num_threads)  # a new thread has its own number
         stream = nullcontext() if self._device is None else torch.cuda.stream(torch.cuda.Stream(self._device))
         try:
-            with stream:
+            with stream, torch.no_grad():
                 write_on(self._session, self._commands, self._tell, self._idle, lambda: True)
         except BaseException as error:
+            self.error = error
             self._results.put(f"{type(error).__name__}: {error}")
         finally:
             self._session.close()
@@ -293,14 +301,14 @@ class ProcessSession(_Front):
         for name, value in weights.items():
             self._shared[name].copy_(value.detach())
         self._taken.clear()
-        self._commands.put(("load", (version,)))
+        self.tell("load", version)
 
     def close(self) -> None:
         if not self._is_open:
             return
         self._is_open = False
         atexit.unregister(self.close)
-        self._commands.put(("close", ()))
+        self.tell("close")
         self._process.join(10)  # it ends when what it has put is received
         if self._process.is_alive():
             self._process.kill()
