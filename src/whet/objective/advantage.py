@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from whet.objective.component import Component, number
+from whet.objective.component import Component, given, number
 from whet.objective.lazy_torch import torch
 from whet.objective.statistics import (
     STD_FLOOR,
@@ -233,9 +233,8 @@ class RunningRoleMean(CompletionBaseline):
         return {**memory, **fresh}
 
     def _keys(self, batch: TokenBatch) -> list[str]:
-        if batch.role is None:
-            raise ValueError("running_role_mean needs the role of each row and the batch has none")
-        return [f"role/{number}" for number in batch.role.tolist()]
+        role = given(batch.role, "running_role_mean needs the role of each row")
+        return [f"role/{number}" for number in role.tolist()]
 
 
 class LeaveOneOut(GroupBaseline):
@@ -322,9 +321,8 @@ class Greedy(CompletionBaseline):
     in_symbols: ClassVar[str] = "R - R(greedy)"
 
     def __call__(self, batch: TokenBatch, memory: Memory) -> Tensor:
-        if batch.greedy_reward is None:
-            raise ValueError("the greedy baseline needs greedy_reward and the batch has none")
-        return torch.where(batch.greedy_reward.isnan(), batch.reward, batch.greedy_reward)
+        greedy = given(batch.greedy_reward, "the greedy baseline needs greedy_reward")
+        return torch.where(greedy.isnan(), batch.reward, greedy)
 
 
 class DrawnMean(GroupBaseline):
@@ -339,9 +337,8 @@ class DrawnMean(GroupBaseline):
     in_symbols: ClassVar[str] = "R - mean_drawn(R)"
 
     def __call__(self, batch: TokenBatch, memory: Memory) -> Tensor:
-        if batch.drawn is None:
-            raise ValueError("drawn_mean needs the moments of all rewards drawn and the batch has none")
-        return torch.where(batch.drawn[:, 0] > 1, batch.drawn[:, 1], batch.reward)
+        drawn = given(batch.drawn, "drawn_mean needs the moments of all rewards drawn")
+        return torch.where(drawn[:, 0] > 1, drawn[:, 1], batch.reward)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from whet.objective.advantage import Memory
-from whet.objective.component import Component, number
+from whet.objective.component import Component, given, number
 from whet.objective.lazy_torch import torch
 from whet.objective.statistics import STD_FLOOR, episode_weight, group_index, sums_by
 from whet.types import TokenBatch, Totals
@@ -101,9 +101,7 @@ class TurnMean(Aggregate):
     in_symbols: ClassVar[str] = "1/N SUM_i 1/T_i SUM_j 1/n_ij SUM_t"
 
     def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor:
-        if batch.segment is None:
-            raise ValueError("turn_mean needs segment and the batch has none")
-        inside = torch.where(batch.action, batch.segment, 0)
+        inside = torch.where(batch.action, given(batch.segment, "turn_mean needs segment"), 0)
         # at most as many turns as columns: asking for the last one's number would wait for a device
         counts = torch.zeros(inside.shape, dtype=torch.float64, device=inside.device)
         counts = counts.scatter_add(1, inside, batch.action.double())

@@ -6,9 +6,11 @@ import math
 from abc import ABC
 from collections.abc import Iterable
 from dataclasses import MISSING, dataclass, field, fields, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from whet.types import WhetError, did_you_mean
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,13 @@ def number(
 def _ranges(kind: type) -> dict[str, NumberRange]:
     declared = [vars(base).get("__dataclass_fields__", {}) for base in reversed(kind.__mro__)]
     return {name: known.metadata["range"] for each in declared for name, known in each.items() if known.metadata}
+
+
+def given(value: T | None, needed: str) -> T:
+    """What a batch holds; where it holds none, an error that begins with who needs what."""
+    if value is None:
+        raise ValueError(f"{needed} and the batch has none")
+    return value
 
 
 @dataclass(frozen=True)

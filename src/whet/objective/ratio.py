@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
-from whet.objective.component import Component
+from whet.objective.component import Component, given
 from whet.objective.lazy_torch import torch
 from whet.types import TokenBatch
 
@@ -103,9 +103,7 @@ class SegmentRatio(Ratio):
     in_symbols: ClassVar[str] = "r = (pi(sentence) / pi_old(sentence))^(1/n_ij)"
 
     def __call__(self, log_ratio: Tensor, batch: TokenBatch) -> Tensor:
-        if batch.segment is None:
-            raise ValueError("the segment ratio needs segment and the batch has none")
-        action, inside = batch.action, batch.segment.clamp(min=0)
+        action, inside = batch.action, given(batch.segment, "the segment ratio needs segment").clamp(min=0)
         zeros = torch.zeros(len(inside), int(inside.max()) + 1, dtype=log_ratio.dtype, device=log_ratio.device)
         total = zeros.scatter_add(1, inside, log_ratio.masked_fill(~action, 0.0))
         count = zeros.scatter_add(1, inside, action.to(log_ratio.dtype))

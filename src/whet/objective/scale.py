@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
-from whet.objective.component import Component
+from whet.objective.component import Component, given
 from whet.objective.lazy_torch import torch
 from whet.objective.statistics import STD_FLOOR, episode_weight, group_moments, spread
 from whet.types import TokenBatch, WhetError
@@ -65,9 +65,7 @@ class DrawnStd(AdvantageScale):
     in_words: ClassVar[str] = "divide the difference by the spread of all completions drawn for the prompt"
 
     def __call__(self, centred: Tensor, batch: TokenBatch) -> Tensor:
-        if batch.drawn is None:
-            raise ValueError("drawn_std needs the moments of all rewards drawn and the batch has none")
-        return _divided(centred, batch.drawn[:, 2:])
+        return _divided(centred, given(batch.drawn, "drawn_std needs the moments of all rewards drawn")[:, 2:])
 
     def symbols(self, centred: str) -> str:
         return f"({centred}) / (std_drawn(R) + {STD_FLOOR:g})"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from whet.objective.component import Component, number
+from whet.objective.component import Component, given, number
 from whet.objective.lazy_torch import torch
 from whet.types import TokenBatch
 
@@ -41,9 +41,8 @@ class Finished(Select):
     in_words: ClassVar[str] = "leave out completions that the token budget cut off"
 
     def __call__(self, batch: TokenBatch) -> TokenBatch:
-        if batch.finished is None:
-            raise ValueError("this choice needs `finished` and the batch has none")
-        return replace(batch, action=batch.action & batch.finished[:, None])
+        finished = given(batch.finished, "this choice needs `finished`")
+        return replace(batch, action=batch.action & finished[:, None])
 
 
 class FinishedTurns(Select):
@@ -57,9 +56,7 @@ class FinishedTurns(Select):
     in_words: ClassVar[str] = "leave out turns that the token budget cut off"
 
     def __call__(self, batch: TokenBatch) -> TokenBatch:
-        if batch.truncated is None:
-            raise ValueError("this choice needs `truncated` and the batch has none")
-        return replace(batch, action=batch.action & ~batch.truncated)
+        return replace(batch, action=batch.action & ~given(batch.truncated, "this choice needs `truncated`"))
 
 
 class NonzeroAdvantage(Select):
@@ -73,9 +70,8 @@ class NonzeroAdvantage(Select):
     in_words: ClassVar[str] = "leave out completions whose advantage is 0"
 
     def __call__(self, batch: TokenBatch) -> TokenBatch:
-        if batch.advantage is None:
-            raise ValueError("this choice needs `advantage` and the batch has none")
-        counts = ((batch.advantage != 0) & batch.action).any(-1, keepdim=True)
+        advantage = given(batch.advantage, "this choice needs `advantage`")
+        counts = ((advantage != 0) & batch.action).any(-1, keepdim=True)
         return replace(batch, action=batch.action & counts)
 
 
@@ -92,9 +88,8 @@ class TopEntropy(Select):
     in_words: ClassVar[str] = "learn from the {0.share:.0%} of tokens where the policy was least sure"
 
     def __call__(self, batch: TokenBatch) -> TokenBatch:
-        if batch.entropy is None:
-            raise ValueError("top_entropy needs entropy and the batch has none")
-        return replace(batch, learns=_top(batch.entropy, batch.action, self.share))
+        entropy = given(batch.entropy, "top_entropy needs entropy")
+        return replace(batch, learns=_top(entropy, batch.action, self.share))
 
 
 def _top(values: Tensor, action: Tensor, share: float) -> Tensor:

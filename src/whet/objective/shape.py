@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from whet.objective.component import Component, number
+from whet.objective.component import Component, given, number
 from whet.types import TokenBatch
 
 if TYPE_CHECKING:
@@ -44,10 +44,9 @@ class SoftOverlong(RewardShape):
     in_words: ClassVar[str] = "a completion in the last {0.tail:.0%} of the budget pays, up to {0.penalty:g} at its end"
 
     def __call__(self, batch: TokenBatch) -> Tensor:
-        if batch.max_new_tokens is None:
-            raise ValueError("soft_overlong needs max_new_tokens and the batch has none")
-        tail = self.tail * batch.max_new_tokens
-        over = (batch.lengths.to(batch.reward.dtype) - (batch.max_new_tokens - tail)) / tail
+        most = given(batch.max_new_tokens, "soft_overlong needs max_new_tokens")
+        tail = self.tail * most
+        over = (batch.lengths.to(batch.reward.dtype) - (most - tail)) / tail
         return batch.reward - self.penalty * over.clamp(0, 1)
 
     def symbols(self) -> str:
@@ -65,9 +64,8 @@ class LengthCost(RewardShape):
     in_symbols: ClassVar[str] = "R -= {0.cost:g} n / L"
 
     def __call__(self, batch: TokenBatch) -> Tensor:
-        if batch.max_new_tokens is None:
-            raise ValueError("length_cost needs max_new_tokens and the batch has none")
-        return batch.reward - self.cost * batch.lengths.to(batch.reward.dtype) / batch.max_new_tokens
+        most = given(batch.max_new_tokens, "length_cost needs max_new_tokens")
+        return batch.reward - self.cost * batch.lengths.to(batch.reward.dtype) / most
 
 
 @dataclass(frozen=True)

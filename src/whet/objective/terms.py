@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from whet.objective.advantage import Memory
-from whet.objective.component import Component, number
+from whet.objective.component import Component, given, number
 from whet.objective.lazy_torch import torch
 from whet.types import Extras, TokenBatch, Totals
 
@@ -187,10 +187,8 @@ class ImitateRight(Imitate):
     in_symbols: ClassVar[str] = " + {0.weight:g}/M_right SUM_right log pi"
 
     def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor | None:
-        if batch.correct is None:
-            raise ValueError("imitation of right completions needs the reward's parts and the batch has none")
-        per_token = self.weight / max(totals.correct_tokens, 1)
-        return (batch.action & batch.correct[:, None]).double() * per_token
+        correct = given(batch.correct, "imitation of right completions needs the reward's parts")
+        return (batch.action & correct[:, None]).double() * (self.weight / max(totals.correct_tokens, 1))
 
 
 @dataclass(frozen=True)
@@ -208,10 +206,9 @@ class ImitateObserved(Imitate):
     in_symbols: ClassVar[str] = " + {0.weight:g}/M_observed SUM_observed log pi"
 
     def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor | None:
-        if batch.observed is None:
-            raise ValueError("imitation of what an environment wrote needs `observed` and the batch has none")
+        observed = given(batch.observed, "imitation of what an environment wrote needs `observed`")
         per_token = self.weight / max(totals.observed_tokens, 1)
-        return (batch.observed & ~batch.reward.isnan()[:, None]).double() * per_token
+        return (observed & ~batch.reward.isnan()[:, None]).double() * per_token
 
 
 @dataclass(frozen=True)
@@ -231,9 +228,8 @@ class ImitateDemonstrations(Imitate):
     in_symbols: ClassVar[str] = " + {0.weight:g}/M_shown SUM_shown log pi"
 
     def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor | None:
-        if batch.demonstrated is None:
-            raise ValueError("imitation of demonstrations needs `demonstrated` and the batch has none")
-        return batch.demonstrated.double() * (self.weight / max(totals.demonstrated_tokens, 1))
+        demonstrated = given(batch.demonstrated, "imitation of demonstrations needs `demonstrated`")
+        return demonstrated.double() * (self.weight / max(totals.demonstrated_tokens, 1))
 
     @property
     def rest(self) -> float:
@@ -337,7 +333,5 @@ class TopK(Smooth):
         return torch.where(harder, self.push * advantage, advantage)
 
     def spread(self, batch: TokenBatch, extras: Extras) -> Tensor | None:
-        if batch.correct is None:
-            raise ValueError("top_k needs the reward's parts and the batch has none")
-        right = self.forking(batch, extras) & batch.correct[:, None]
+        right = self.forking(batch, extras) & given(batch.correct, "top_k needs the reward's parts")[:, None]
         return right.double() * self.share

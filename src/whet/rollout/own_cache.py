@@ -9,7 +9,6 @@ a few keep what they have read where no cache reaches it; these read their rows 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -19,7 +18,7 @@ from torch import Tensor
 from whet.model.block import short_windows
 from whet.model.causal_lm import CausalLM
 from whet.rollout.sampling import Draw, draw
-from whet.rollout.scheduler import DecodeJob, HeldBeginning, TokenLog
+from whet.rollout.scheduler import DecodeBackend, DecodeJob, TokenLog
 
 # Of the largest logit, in float32. Rounding alone must not cost a model its cache: without it nothing is quick.
 LOGIT_TOLERANCE, LAST_LOGIT_TOLERANCE, HALF_LOGIT_TOLERANCE = 1e-4, 1e-3, 5e-2
@@ -169,15 +168,8 @@ def _cache_refusal(lm: CausalLM, lengths: tuple[int, int], tolerance: float) -> 
     return "" if worst <= tolerance else f"the logits differ from its plain forward's by {worst:.1e} of the largest"
 
 
-class OwnCacheBackend:
-    """A `DecodeBackend` on the model itself."""
-
-    steps_per_look = 1
-    looks_behind = 0
-    prefills_ahead = False
-    most_members: int | None = None
-    forks = False
-    resumes = False
+class OwnCacheBackend(DecodeBackend):
+    """On the model itself, whose cache has one length for all rows: a conversation is read anew for every turn."""
 
     def __init__(
         self, lm: CausalLM, job: DecodeJob, rows: int, reader: type[CachedRows] | type[WholeRows] = CachedRows
@@ -189,9 +181,6 @@ class OwnCacheBackend:
         self._reader: RowReader = reader(lm, job.budget)
         self._num_busy = 0
 
-    def running(self) -> AbstractContextManager[None]:
-        return torch.no_grad()
-
     def may_enter(self, num_free: int, num_waiting: int) -> bool:
         return num_free == self.num_rows
 
@@ -199,37 +188,11 @@ class OwnCacheBackend:
         """Only noted: one cache holds all prompts, so they are read together when their rows come in."""
         self._prompts.update(zip(slots, prompts, strict=True))
 
-    def resume_prompts(
-        self, slots: Sequence[int], prompts: Sequence[tuple[int, ...]], held: Sequence[HeldBeginning]
-    ) -> None:
-        """Prompts are read whole."""
-        raise NotImplementedError
-
     def enter(self, rows: Sequence[int], slots: Sequence[int]) -> Tensor:
         index_of_slot = {slot: number for number, slot in enumerate(dict.fromkeys(slots))}
         self._num_busy = len(rows)
         prompt_of_row = torch.tensor([index_of_slot[slot] for slot in slots], device=self._lm.device)
         return self._reader.begin([self._prompts[slot] for slot in index_of_slot], prompt_of_row)
-
-    def may_extend(self, num_ready: int, num_busy: int, turn_tokens: float) -> bool:
-        return False
-
-    def extend(
-        self, rows: Sequence[int], slots: Sequence[int], starts: Sequence[int], chunks: Sequence[tuple[int, ...]]
-    ) -> Tensor:
-        """The cache has one length for all rows: a conversation is read anew for every turn."""
-        raise NotImplementedError
-
-    def fork(self, sources: Sequence[int], targets: Sequence[int], widths: Sequence[int]) -> None:
-        """No session is opened on it."""
-        raise NotImplementedError
-
-    def renew(self) -> None:
-        """No session is opened on it, so nothing outlasts a change of the weights."""
-        raise NotImplementedError
-
-    def seat(self, slots: Sequence[int | None]) -> None:
-        """Every row has its prompt's keys in the cache."""
 
     def step(self) -> Draw:
         rows = slice(0, self._num_busy)
@@ -237,15 +200,6 @@ class OwnCacheBackend:
         drawn = draw(logits, self.log.uniform(rows), self._sampling, allowed=self.log.allowed)
         self.log.record(rows, drawn)
         return drawn
-
-    def take_kept(self, rows: int) -> None:
-        """Every step says it itself."""
-
-    def rows_after(self, num_busy: int, num_rows: int, num_waiting: int) -> int:
-        return num_busy
-
-    def experts(self, row: int, slot: int, prompt: int, own: int) -> None:
-        """Not noted."""
 
     def keep(self, rows: Sequence[int], slots: Sequence[int]) -> None:
         self._reader.keep(torch.tensor(rows, device=self._lm.device))

@@ -14,7 +14,7 @@ from whet.data.cursor import Cursor
 from whet.objective.policy import Loss
 from whet.record.metrics.timer import PhaseTimer
 from whet.training.distributed.ranks import ALONE, Ranks
-from whet.training.evaluate import Evaluator, PromptScores
+from whet.training.evaluate import Evaluator
 from whet.training.optimizer import (
     adamw,
     optimizer_tensors,
@@ -22,6 +22,7 @@ from whet.training.optimizer import (
     scheduled_rate,
     set_learning_rate,
 )
+from whet.training.run import Trainer
 from whet.training.sections import OptimizerSection, RowsSection
 from whet.training.update import NoGradient, NotFinite, UpdateRefused, optimizer_step
 from whet.types import RunFailed, StepReport
@@ -65,10 +66,8 @@ class RowTraining(TypedDict):
     ranks: NotRequired[Ranks]
 
 
-class RowTrainer:
+class RowTrainer(Trainer):
     """A model that learns from rows of data, one optimizer step per step. A trainer adds `step` and `evaluate`."""
-
-    ended_early: str | None = None  # such a run always takes all its steps
 
     def __init__(
         self,
@@ -84,8 +83,6 @@ class RowTrainer:
         self._optimizer = adamw(model, self._optimizer_section)
         self._cursor = Cursor(num_rows, self._seed)
         self._version = 0  # of the weights: the steps taken
-        self.rate_factor = 1.0  # what is left of the scheduled learning rate
-        self.prompt_scores: PromptScores = {}
         model.train()
 
     def take_rows(self, count: int) -> list[int]:
@@ -150,6 +147,3 @@ class RowTrainer:
         self._cursor = replace(self._cursor, position=state["position"])
         self._version = state["version"]
         restore_optimizer(self.model, self._optimizer, tensors.get("optimizer", {}))
-
-    def close(self) -> None:
-        """Nothing was started elsewhere."""

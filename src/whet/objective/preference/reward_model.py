@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from whet.objective.component import Component
 from whet.objective.lazy_torch import functional, torch
@@ -92,18 +92,6 @@ def reward_totals(batch: RankBatch | LabelBatch) -> RewardTotals:
     return RewardTotals(int(batch.counted.sum()), int(batch.better.sum()), int(answers.sum()))
 
 
-class RankCost(Protocol):
-    """What a ranking costs, [B], from the scores of its answers."""
-
-    name: ClassVar[str]
-
-    def __call__(self, batch: RankBatch, score: Tensor) -> Tensor: ...
-
-    def words(self) -> str:
-        """The cost in a sentence; empty where there is nothing to say."""
-        ...
-
-
 class AllPairs(Component):
     """mean over the ordered pairs of a prompt of -log sigma(r_i - r_j - margin_ij). K = 2 is Bradley and Terry's.
 
@@ -158,7 +146,7 @@ class RankLoss:
     0.01. For K answers it is taken over the ordered pairs of a row, as the first.
     """
 
-    cost: RankCost
+    cost: AllPairs | PlackettLuce  # of a ranking, [B], from the scores of its answers
     centre: float = 0.0
 
     def __post_init__(self) -> None:

@@ -19,7 +19,8 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,15 +37,6 @@ class EngineLost(WhetError):
     """The process or thread that writes has ended, or is silent; the message says why."""
 
 
-class _IdleSeconds(Protocol):
-    value: float
-
-
-class _ThreadIdle:
-    def __init__(self) -> None:
-        self.value = 0.0
-
-
 Finished = list[tuple[int, Sample]]
 
 
@@ -52,7 +44,7 @@ def write_on(
     session: Session,
     commands: Any,
     tell: Callable[[Finished], object],
-    idle: _IdleSeconds,
+    idle: Any,
     goes_on: Callable[[], bool],
 ) -> None:
     """Do what the commands say and write, until one says "close" or the run is gone."""
@@ -133,7 +125,7 @@ class _RunCommands(_Inbox):
 class _Front:
     """What threads and processes have in common: numbers that are out, and results that come in."""
 
-    def __init__(self, commands: Any, idle: _IdleSeconds) -> None:
+    def __init__(self, commands: Any, idle: Any) -> None:
         self._commands, self._idle = commands, idle
         self._results: queue.SimpleQueue[Finished | str] = queue.SimpleQueue()  # a text says why it is over
         self._out: set[int] = set()
@@ -201,7 +193,7 @@ class ThreadSession(_Front):
     """
 
     def __init__(self, session: Session, device: torch.device | None = None) -> None:
-        super().__init__(queue.Queue(), _ThreadIdle())
+        super().__init__(queue.Queue(), SimpleNamespace(value=0.0))
         self._session = session
         self.error: BaseException | None = None  # that ended the thread
         self._num_threads = torch.get_num_threads()
@@ -349,7 +341,7 @@ def _serve(
     shared: Mapping[str, Tensor],
     commands: Connection,
     results: Connection,
-    idle: _IdleSeconds,
+    idle: Any,
     parent: int,
 ) -> None:
     import signal
