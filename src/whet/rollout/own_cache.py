@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,24 +24,8 @@ from whet.rollout.scheduler import DecodeBackend, DecodeJob, TokenLog
 LOGIT_TOLERANCE, LAST_LOGIT_TOLERANCE, HALF_LOGIT_TOLERANCE = 1e-4, 1e-3, 5e-2
 
 
-class RowReader(Protocol):
-    """Reads rows token by token through a model's own forward."""
-
-    def begin(self, prompts: Sequence[tuple[int, ...]], prompt_of_row: Tensor) -> Tensor:
-        """Read prompts, and give each row its own: logits [rows, V] of the first completion token."""
-        ...
-
-    def step(self, tokens: Tensor) -> Tensor:
-        """Read one token per row, int64 [rows]; logits [rows, V] of the next."""
-        ...
-
-    def keep(self, rows: Tensor) -> None:
-        """Row n is from now on what row `rows[n]` was."""
-        ...
-
-
 class CachedRows:
-    """A `RowReader` with transformers' cache; prompts are padded on the left."""
+    """Reads rows token by token, with transformers' cache; prompts are padded on the left."""
 
     def __init__(self, lm: CausalLM, budget: int) -> None:
         self._lm, self._budget = lm, budget
@@ -51,6 +35,7 @@ class CachedRows:
         self._width = self._step = 0
 
     def begin(self, prompts: Sequence[tuple[int, ...]], prompt_of_row: Tensor) -> Tensor:
+        """Read prompts, and give each row its own: logits [rows, V] of the first completion token."""
         device = self._lm.device
         self._cache, logits = prefill(self._lm, prompts)
         self._cache.reorder_cache(prompt_of_row)
@@ -65,6 +50,7 @@ class CachedRows:
         return logits[prompt_of_row]
 
     def step(self, tokens: Tensor) -> Tensor:
+        """Read one token per row, int64 [rows]; logits [rows, V] of the next."""
         self._step += 1
         hidden = self._lm.hidden(
             tokens[:, None],
@@ -75,13 +61,14 @@ class CachedRows:
         return self._lm.logits(hidden[:, -1])
 
     def keep(self, rows: Tensor) -> None:
+        """Row n is from now on what row `rows[n]` was."""
         self._cache.reorder_cache(rows)
         self._lengths = self._lengths[rows]
         self._mask = None if self._mask is None else self._mask[rows]
 
 
 class WholeRows:
-    """A `RowReader` without a cache: for every token, all rows from their beginning, padded on the right."""
+    """The same without a cache: for every token, all rows from their beginning, padded on the right."""
 
     def __init__(self, lm: CausalLM, budget: int) -> None:
         self._lm, self._budget = lm, budget
@@ -178,7 +165,7 @@ class OwnCacheBackend(DecodeBackend):
         self.num_rows = self.num_slots = min(rows, len(job.requests))
         self.log = TokenLog(self.num_rows, job.budget, job.stop.tokens, lm.device)
         self._prompts: dict[int, tuple[int, ...]] = {}  # by slot
-        self._reader: RowReader = reader(lm, job.budget)
+        self._reader = reader(lm, job.budget)
         self._num_busy = 0
 
     def may_enter(self, num_free: int, num_waiting: int) -> bool:
