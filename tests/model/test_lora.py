@@ -11,6 +11,7 @@ import torch
 import transformers
 from torch.func import functional_call
 
+from tests.support.checkpoints import save_checkpoint
 from tests.support.for_every import for_every
 from whet.model.causal_lm import causal_lm
 from whet.model.checkpoint import load_checkpoint, weights_digest
@@ -32,7 +33,6 @@ from whet.model.reference import AdapterFreeReference
 from whet.model.scalar_head import scalar_model
 from whet.model.shared_prefix import shared_prefix_batch
 from whet.model.shared_prefix_attention import shared_prefix_states, trial_rows
-from whet.model.snapshot import save_checkpoint
 from whet.model.token_logp import token_logp
 from whet.types import WhetError
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import save as save_bytes
 
+from tests.support.checkpoints import save_checkpoint
 from whet.model import checkpoint, snapshot, tensor_files
 from whet.model.checkpoint import (
     drop_training_state,
@@ -25,7 +26,7 @@ from whet.model.checkpoint import (
 )
 from whet.model.pretrained import weight_files
 from whet.model.run_models import checkpoint_step, complete_checkpoints
-from whet.model.snapshot import BufferLayout, HostMemory, layout_of, save_checkpoint
+from whet.model.snapshot import BufferLayout, HostMemory, layout_of
 from whet.types import WhetError
 
 STATE = {"cursor": {"epoch": 2, "row": 17}, "seed": 5, "rate": 0.1}
@@ -365,7 +366,7 @@ from tests.model.conftest import tiny_llama
 from transformers import AutoTokenizer
 import torch
 from whet.model.run_models import complete_checkpoints
-from whet.model.snapshot import save_checkpoint
+from tests.support.checkpoints import save_checkpoint
 
 torch.set_num_threads(1)
 folder, model = Path(sys.argv[1]), tiny_llama()

@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.support.checkpoints import save_checkpoint
 from whet.model import load as room
 from whet.model.checkpoint import weights_digest
 from whet.model.load import builtin_models, device_choice, dtype_choice, load_model
 from whet.model.pretrained import import_loader
-from whet.model.snapshot import save_checkpoint
 from whet.types import WhetError
 
 

@@ -7,14 +7,15 @@ import torch
 
 from whet.model.causal_lm import causal_lm
 from whet.model.checkpoint import weights_digest
-from whet.model.reference import CopiedReference, ReloadedReference, frozen_copy
+from whet.model.reference import CopiedReference, ReloadedReference
 
 
 def test_reference_is_frozen_apart_and_equal(gpt2: Any, tokens: torch.Tensor) -> None:
     gpt2.train()
     gpt2(tokens, labels=tokens).loss.backward()
     before = weights_digest(gpt2)
-    reference = frozen_copy(gpt2)
+    with CopiedReference(causal_lm(gpt2)).open() as held:
+        reference = held.model
     assert not reference.training and gpt2.training
     assert all(not parameter.requires_grad and parameter.grad is None for parameter in reference.parameters())
     assert all(parameter.requires_grad for parameter in gpt2.parameters())

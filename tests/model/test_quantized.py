@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tests.support.checkpoints import save_checkpoint
 from tests.support.packages import needs
 from whet.model.causal_lm import causal_lm
 from whet.model.checkpoint import load_checkpoint, weights_digest
@@ -14,7 +15,6 @@ from whet.model.fused_trunk import fused_refusal
 from whet.model.lora import LowRank, adapter_factors, adapters_off, add_adapters, unmerged_layers
 from whet.model.low_precision import widen_vectors
 from whet.model.quantized import FourBitLinear, int8_codes, int8_values, pack_four_bits
-from whet.model.snapshot import save_checkpoint
 from whet.model.token_logp import token_logp
 
 pytestmark = needs("bitsandbytes")

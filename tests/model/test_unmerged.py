@@ -11,6 +11,7 @@ import transformers
 from torch import Tensor
 from torch.func import functional_call
 
+from tests.support.checkpoints import save_checkpoint
 from tests.support.for_every import for_every
 from whet.model.block import blocks_of
 from whet.model.causal_lm import CausalLM, causal_lm
@@ -22,7 +23,6 @@ from whet.model.low_precision import widen_vectors
 from whet.model.reference import AdapterFreeReference
 from whet.model.shared_prefix import shared_prefix_batch
 from whet.model.shared_prefix_attention import shared_prefix_states, trial_rows
-from whet.model.snapshot import save_checkpoint
 from whet.model.token_logp import token_logp
 from whet.rollout.torch_engine import TorchEngine
 from whet.types import Request, Sampling, WhetError

@@ -154,13 +154,6 @@ def test_length_correlation_is_pearsons():
     assert length_correlation({"margin": 1.0}) is None
 
 
-def test_totals_are_added_before_the_anchor_is_taken():
-    one = PairTotals(1, 1, 1, 5, 6)
-    assert one + one == PairTotals(2, 2, 2, 10, 12)
-    with pytest.raises(ValueError, match="anchor"):
-        one + replace(one, anchor=0.5)
-
-
 @for_every(
     [
         ("dpo", {"curvy": "hinge"}, "no axis is called 'curvy' .did you mean 'curve'"),

@@ -21,9 +21,7 @@ from whet.objective.preference.reward_model import (
     RankBatch,
     RankLoss,
     RewardTotals,
-    pair_ranks,
     reward_totals,
-    until_first_wrong,
 )
 from whet.types import WhetError
 
@@ -114,7 +112,7 @@ def test_two_answers_are_a_pair_under_both_costs():
     score = torch.tensor([[1.0, -0.5], [0.2, 0.9]], dtype=torch.float64)
     expected = (math.log1p(math.exp(-1.5)) + math.log1p(math.exp(0.7))) / 2
     for cost in (AllPairs(), PlackettLuce()):
-        value, _ = gradient(RankLoss(cost), RankBatch(pair_ranks(2)), score)
+        value, _ = gradient(RankLoss(cost), RankBatch(torch.tensor([[0, 1]] * 2)), score)
         assert float(value) == pytest.approx(expected)
 
 
@@ -189,22 +187,13 @@ def test_the_best_logit_is_that_of_the_label():
     assert gradient(LabelLoss(), batch, label.logit() + 1)[1].abs().min() > 1e-3
 
 
-def test_labels_stop_after_the_first_wrong_step():
-    judged = torch.tensor([[True, False, True, True, True], [True, True, False, True, True]])
-    label = torch.tensor([[1.0, 0.0, 0.0, 1.0, 0.0], [1.0, 1.0, 0.0, 1.0, 1.0]])
-    assert until_first_wrong(label, judged).tolist() == [
-        [True, False, True, False, False],
-        [True, True, False, True, True],
-    ]
-
-
 def test_what_has_no_meaning_is_refused():
     with pytest.raises(WhetError, match="centre is -1"):
         RankLoss(AllPairs(), -1)
     with pytest.raises(WhetError, match="positive_weight is 0"):
         LabelLoss(positive_weight=0)
     with pytest.raises(WhetError, match="use all_pairs"):
-        gradient(RankLoss(PlackettLuce()), RankBatch(pair_ranks(1), torch.ones(1, 2, 2)), torch.zeros(1, 2))
+        gradient(RankLoss(PlackettLuce()), RankBatch(torch.tensor([[0, 1]]), torch.ones(1, 2, 2)), torch.zeros(1, 2))
 
 
 def words_of(text, size=1024):
@@ -222,7 +211,7 @@ def test_a_bag_of_words_learns_real_preferences():
     loss, optimizer = RankLoss(AllPairs(), 0.01), torch.optim.Adam([reward], lr=0.01, weight_decay=0.01)
 
     def metrics(chosen):
-        batch = RankBatch(pair_ranks(int(chosen.sum())))
+        batch = RankBatch(torch.tensor([[0, 1]] * int(chosen.sum())))
         return loss.loss(batch, features[chosen] @ reward, reward_totals(batch))
 
     before = metrics(~held).metrics["accuracy"]
@@ -233,19 +222,3 @@ def test_a_bag_of_words_learns_real_preferences():
     assert before == 0.5
     assert metrics(~held).metrics["accuracy"] > 0.75
     assert metrics(held).metrics["accuracy"] > 0.54
-
-
-def test_real_steps_are_labelled_up_to_the_first_wrong_one():
-    rows = real_rows("process/processbench_gsm8k.jsonl.gz")
-    longest = max(len(row["steps"]) for row in rows)
-    judged = torch.tensor([[t < len(row["steps"]) for t in range(longest)] for row in rows])
-    wrong = torch.tensor([row["label"] for row in rows])
-    places = torch.arange(longest)[None]
-    label = ((wrong[:, None] < 0) | (places < wrong[:, None])).float()
-    kept = until_first_wrong(label, judged)
-    expected = torch.where(wrong < 0, judged.sum(-1), wrong + 1)
-    assert (wrong >= 0).any() and torch.equal(kept.sum(-1), expected)
-    found = LabelLoss().loss(LabelBatch(label, kept), torch.zeros(label.shape), reward_totals(LabelBatch(label, kept)))
-    assert found.metrics["loss"] == pytest.approx(math.log(2), rel=1e-5)
-    wrongs = float((wrong >= 0).sum())
-    assert found.metrics["right_labels"] == pytest.approx(1 - wrongs / float(kept.sum()), rel=1e-5)

@@ -9,7 +9,7 @@ from tests.peers.peer import DATASETS, Package, Peer, PeerMissing
 from tests.support.preference_batches import random_rows
 from whet.objective.axes import with_changes
 from whet.objective.preference.batch import PairExtras, pair_totals
-from whet.objective.preference.reward_model import AllPairs, RankBatch, RankLoss, pair_ranks, reward_totals
+from whet.objective.preference.reward_model import AllPairs, RankBatch, RankLoss, reward_totals
 from whet.objective.presets.preference import PAIR_PRESETS
 
 pytestmark = pytest.mark.peers
@@ -169,7 +169,7 @@ def test_reward_model(trainers, centre, with_margin):
     score = torch.randn(7, 2, generator=draw, dtype=torch.float64)
     margin = torch.linspace(0, 1, 7, dtype=torch.float64) if with_margin else None
     answer = trainers("reward", score=score, margin=margin, centre=centre)
-    batch = RankBatch(pair_ranks(7), None if margin is None else margin[:, None, None].expand(7, 2, 2))
+    batch = RankBatch(torch.tensor([[0, 1]] * 7), None if margin is None else margin[:, None, None].expand(7, 2, 2))
     leaf = score.clone().requires_grad_()
     loss = RankLoss(AllPairs(), centre or 0.0).loss(batch, leaf, reward_totals(batch))
     loss.value.backward()

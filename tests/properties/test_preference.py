@@ -3,7 +3,7 @@
 Gradients are those of logp and of rival_logp. Numbers of the whole step come in as totals and anchor.
 """
 
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 import pytest
 import torch
@@ -66,13 +66,13 @@ def test_cuts_and_order_do_not_matter(name, paired, cut):
     whole, expected, expected_rival = found(name, batch, logp, extras, totals)
     gradient, rival, sums, counts = torch.zeros_like(logp), torch.zeros_like(logp), {}, []
     for rows in cut:
-        counts.append(pair_totals(batch.select(rows)))
+        counts.append(astuple(pair_totals(batch.select(rows))))
         loss, grad, other = found(name, batch.select(rows), logp[rows], part(extras, rows), totals)
         gradient[rows] += grad
         rival[rows] += other
         for key, number in loss.metrics.items():
             sums[key] = sums.get(key, 0.0) + number
-    assert sum(counts[1:], counts[0]) == replace(totals, anchor=0.0)
+    assert [sum(column) for column in zip(*counts, strict=True)] == list(astuple(replace(totals, anchor=0.0)))
     assert expected.norm() > 1e-4
     assert relative(gradient, expected) < CLOSE and relative(rival, expected_rival) < CLOSE
     assert sums == pytest.approx(whole.metrics, rel=1e-11, abs=1e-13)
@@ -224,7 +224,7 @@ def test_reward_models_do_not_feel_cuts_order_or_missing_answers(centre, cost):
     gradient, sums = torch.zeros_like(score), {}
     for rows in ([5, 1], [0, 2, 4, 3]):
         component = torch.where(batch.rank[rows] >= 0, score[rows], float("nan")).requires_grad_()
-        found = loss.loss(batch.select(rows), component, totals)
+        found = loss.loss(RankBatch(batch.rank[rows], weight=batch.weight[rows]), component, totals)
         found.value.backward()
         gradient[rows] += component.grad
         sums = {name: sums.get(name, 0.0) + number for name, number in found.metrics.items()}
@@ -249,7 +249,7 @@ def test_classifiers_do_not_feel_cuts_order_or_padding(even):
     gradient, sums = torch.zeros_like(logit), {}
     for rows in ([4, 0], [2], [5, 3, 1]):
         component = torch.where(judged[rows], logit[rows], float("nan")).requires_grad_()
-        found = loss.loss(batch.select(rows), component, totals)
+        found = loss.loss(LabelBatch(label[rows], judged[rows]), component, totals)
         found.value.backward()
         gradient[rows] += component.grad
         sums = {name: sums.get(name, 0.0) + number for name, number in found.metrics.items()}

@@ -15,7 +15,8 @@ from whet.model.token_logp import token_logp
 from whet.protocols import Session
 from whet.rollout import torch_engine
 from whet.rollout.buffer_decode import BufferBackend
-from whet.rollout.decode_session import DecodeSession, RereadingSession
+from whet.rollout.decode_session import DecodeSession
+from whet.rollout.session import BatchSession
 from whet.rollout.torch_engine import TorchEngine
 from whet.types import Request, Sampling, SessionShape, StopReason, WhetError
 
@@ -173,7 +174,7 @@ def test_a_session_writes_what_each_turn_from_scratch_would(family, path, monkey
     for delay in (0, 5):
         with engine.session(sampling, SHAPE) as session:
             assert isinstance(session, Session)
-            assert isinstance(session, RereadingSession if path == "own" else DecodeSession)
+            assert isinstance(session, BatchSession if path == "own" else DecodeSession)
             if path in ("rows", "fused"):
                 assert isinstance(session._backend._decoder, RingDecoder if path == "rows" else FusedDecoder)
                 assert isinstance(session._backend._state, RowState) is (path == "rows")

@@ -207,7 +207,7 @@ class Crashing(PPOClip):
         ("clip", lambda ratio: ratio, "the name of the clip is '<lambda>'"),
         ("clip", PPOClip(), "give a frozen dataclass that inherits from whet.objective.component.Component"),
         ("clip", Undecorated, "Undecorated.middle is not one of its fields; give @dataclass(frozen=True)"),
-        ("clip", Empty, "Empty has no __call__, surrogate, symbols, uses_ratio; give it all that Clip has"),
+        ("clip", Empty, "Empty has no __call__, surrogate, symbols, uses_ratio; give it all that ClipRule has"),
         ("clip", Wordy, "Wordy.low is 'a little'; the fields of a component are numbers"),
         ("clip", Summing, "for a ratio of shape (1, 3) it returns (1,); return one weight per token, [N, T]"),
         ("clip", Crashing, "called with tensors [N, T] it fails with RuntimeError: no surrogate; fix it"),

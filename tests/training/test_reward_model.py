@@ -328,9 +328,9 @@ def test_what_does_not_fit_together_is_refused(objective, rows, told):
 
 
 def test_a_checkpoint_is_a_classifier_that_a_run_and_a_critic_can_start_from(tmp_path):
+    from tests.support.checkpoints import save_checkpoint
     from whet.model.checkpoint import load_checkpoint
     from whet.model.critic import critic_on
-    from whet.model.snapshot import save_checkpoint
 
     loaded = load_model("whetstone")
     rows = reward_model_rows(loaded.tokenizer, task_preferences(ARITHMETIC, "train", 8, 0, 1), loaded.context)[0]

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -59,6 +58,7 @@ from whet.model.shared_prefix_attention import (
     HALF_TOLERANCE,
     STATES_TOLERANCE,
     AttentionOptions,
+    LayerValues,
     attended,
     layer_agrees,
     trial_rows,
@@ -279,33 +279,17 @@ def _layers_refusal(lm: CausalLM) -> str:
 def _layers_gap(
     lm: CausalLM, stack: BlockStack, rows: tuple[Tensor, Tensor], batch: SharedPrefixBatch, source: Tensor
 ) -> str:
-    with _layer_values(stack) as values:
+    values = LayerValues()
+    with values.noted([block.module for block in stack.blocks]):
         lm.hidden(rows[0], position_ids=rows[1])
     for number, (block, plan) in enumerate(zip(stack.blocks, _plans(lm, stack, batch, torch.float32), strict=True)):
-        before, after = (states.flatten(0, 1)[source] for states in values[number])
+        before, after = (states[number].flatten(0, 1)[source] for states in (values.entered, values.left))
         x, y = _run_layer((before, None), block, plan, False)
         states = x if y is None else x + y
         if not layer_agrees(before, states, after):
             worst = float((states - after).abs().max() / (after - before).abs().amax(-1).median())
             return f"the written-out layer {number} differs from the model's own by {worst:.1e}"
     return ""
-
-
-@contextmanager
-def _layer_values(stack: BlockStack) -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """Inside, a forward pass notes what goes into each layer and what comes out."""
-    values: list[tuple[Tensor, Tensor]] = []
-
-    def note(_: nn.Module, inputs: Any, named: Any, output: Any) -> None:
-        hidden = inputs[0] if inputs else named["hidden_states"]
-        values.append((hidden, output[0] if isinstance(output, tuple) else output))
-
-    hooks = [block.module.register_forward_hook(note, with_kwargs=True) for block in stack.blocks]
-    try:
-        yield values
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _product(x: Tensor, weights: Sequence[Tensor], bias: Sequence[Tensor | None] = (None,)) -> Tensor:

@@ -16,51 +16,50 @@ from whet.model.placement import fill, model_copy
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def frozen_copy(model: Model, shares_weights: bool = False) -> Model:
-    """A copy in eval mode, that can neither learn nor be changed by training the original.
-
-    `shares_weights`: until both are cut into shards (`whet.model.placement.model_copy`).
-    """
-    reference = model_copy(model, shares_weights)
-    reference.eval()
-    reference.requires_grad_(False)
-    return reference
+def frozen(model: Model) -> Model:
+    """The model in eval mode, unable to learn."""
+    return model.eval().requires_grad_(False)
 
 
-class CopiedReference:
-    """A second copy in memory, or another model there. It may be moved towards the policy."""
+class FrozenModel:
+    """A model of its own that stays as it is: a teacher, or another reference than the policy as it began."""
 
-    def __init__(self, policy: CausalLM, shares_weights: bool = False, other: CausalLM | None = None) -> None:
-        """`shares_weights`: with the policy, until both are cut into shards. `other` stands in for the copy."""
-        if other is not None:
-            other.model.eval()
-            other.model.requires_grad_(False)
-        self._copy = other or causal_lm(frozen_copy(policy.model, shares_weights), policy.dtype)
+    def __init__(self, lm: CausalLM) -> None:
+        frozen(lm.model)
+        self._lm = lm
 
     @contextmanager
     def open(self) -> Iterator[CausalLM]:
-        """The copy, which is always there."""
-        yield self._copy
+        """The model, which is always there."""
+        yield self._lm
+
+
+class CopiedReference(FrozenModel):
+    """A second copy of the policy in memory, or another model there. It may be moved towards the policy."""
+
+    def __init__(self, policy: CausalLM, shares_weights: bool = False, other: CausalLM | None = None) -> None:
+        """`shares_weights`: with the policy, until both are cut into shards. `other` stands in for the copy."""
+        super().__init__(other or causal_lm(frozen(model_copy(policy.model, shares_weights)), policy.dtype))
 
     def place(self, change: Callable[[CausalLM], CausalLM]) -> None:
         """Keep the copy another way, such as in shards."""
-        self._copy = change(self._copy)
+        self._lm = change(self._lm)
 
     @torch.no_grad()
     def follow(self, policy: CausalLM, share: float) -> None:
         """reference <- share * reference + (1 - share) * policy."""
-        for mine, theirs in zip(self._copy.model.parameters(), policy.model.parameters(), strict=True):
+        for mine, theirs in zip(self._lm.model.parameters(), policy.model.parameters(), strict=True):
             # at share = 0 the copy must be exact: lerp would leave rounding
             mine.copy_(theirs if share == 0 else mine * share + theirs * (1 - share))
 
     def tensors(self) -> dict[str, Tensor]:
         """Its weights by name; a weight shared by two layers is there once."""
-        return {name: value.detach() for name, value in self._copy.model.named_parameters()}
+        return {name: value.detach() for name, value in self._lm.model.named_parameters()}
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Put a checkpoint's tensors into the copy."""
-        for name, parameter in self._copy.model.named_parameters():
+        for name, parameter in self._lm.model.named_parameters():
             fill(parameter, tensors[name])
 
 
@@ -74,23 +73,8 @@ class ReloadedReference:
     def open(self) -> Iterator[CausalLM]:
         """Load the model for as long as the block lasts."""
         loaded = self.load()
-        loaded.model.eval()
-        loaded.model.requires_grad_(False)
+        frozen(loaded.model)
         yield loaded
-
-
-class FrozenModel:
-    """A model of its own that stays as it is: a teacher."""
-
-    def __init__(self, lm: CausalLM) -> None:
-        lm.model.eval()
-        lm.model.requires_grad_(False)
-        self._lm = lm
-
-    @contextmanager
-    def open(self) -> Iterator[CausalLM]:
-        """The model, which is always there."""
-        yield self._lm
 
 
 class AdapterFreeReference:

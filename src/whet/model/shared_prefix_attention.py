@@ -269,7 +269,7 @@ def _refusal(lm: CausalLM) -> str:
     training = [module for module in lm.trunk.modules() if module.training]
     exact = lm.dtype.itemsize >= 4 and next(lm.model.parameters()).dtype.itemsize >= 4
     layers = _layer_list(lm)
-    packed, padded = _LayerValues(), _LayerValues()
+    packed, padded = LayerValues(), LayerValues()
     try:
         lm.trunk.eval()
         with short_windows(lm):
@@ -315,7 +315,7 @@ def _layer_list(lm: CausalLM) -> Sequence[nn.Module]:
 
 
 @dataclass
-class _LayerValues:
+class LayerValues:
     """What goes into layers and comes out, in the order of their calls; `replacements` go in instead, if anything."""
 
     entered: list[Tensor] = field(default_factory=list)
@@ -324,6 +324,8 @@ class _LayerValues:
 
     @contextmanager
     def noted(self, layers: Sequence[nn.Module]) -> Iterator[None]:
+        """Inside, forward passes are noted."""
+
         def enter(_: nn.Module, inputs: Any, named: Any) -> Any:
             value = inputs[0] if inputs else named["hidden_states"]
             if self.replacements:
@@ -343,7 +345,7 @@ class _LayerValues:
                 hook.remove()
 
 
-def _layers_gap(packed: _LayerValues, padded: _LayerValues, tree: SharedPrefixBatch, width: int) -> str:
+def _layers_gap(packed: LayerValues, padded: LayerValues, tree: SharedPrefixBatch, width: int) -> str:
     """Every layer on the same input: a mistake shows in full, and rounding has no depth to grow in."""
     source = tree.sources(width)
     for number, (before, ours, theirs) in enumerate(zip(packed.entered, packed.left, padded.left, strict=True)):

@@ -38,7 +38,7 @@ from whet.model.checkpoint import (
 )
 from whet.model.low_precision import saved_weights
 from whet.model.pretrained import first_line, saved_texts, weight_files
-from whet.model.run_models import ABOUT, checkpoint_name
+from whet.model.run_models import ABOUT
 from whet.model.tensor_files import (
     ADAPTER,
     ADAPTER_CONFIG,
@@ -274,24 +274,6 @@ def tokenizer_texts(tokenizer: PreTrainedTokenizerBase) -> dict[str, bytes]:
 def state_text(step: int, state: Mapping[str, Any]) -> bytes:
     """state.json. Unsorted: a resumed run goes on with the order that it left off with."""
     return (json.dumps({"step": step, "state": dict(state)}, indent=1) + "\n").encode()
-
-
-def save_checkpoint(
-    folder: Path,
-    step: int,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    tensors: Mapping[str, Mapping[str, Tensor]],
-    state: Mapping[str, Any],
-) -> Path:
-    """Write `folder/step-000040` in one atomic step; an older folder of that name is replaced. `state` is JSON."""
-    final = folder / checkpoint_name(step)
-    with naming(final):
-        folder.mkdir(parents=True, exist_ok=True)
-        empty_partial(final)
-    snapshot = take_snapshot(step, model, tokenizer_texts(tokenizer), tensors, HostMemory())
-    write_snapshot(snapshot, final, lambda: SnapshotNotes(state_text(step, state)))
-    return final
 
 
 def write_snapshot(

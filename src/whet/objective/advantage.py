@@ -8,11 +8,12 @@ completion share the difference. They see all scored samples of the step, before
 from __future__ import annotations
 
 import inspect
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from whet.objective.component import Component, ComponentProtocol, number
+from whet.objective.component import Component, given, number
 from whet.objective.lazy_torch import torch
 from whet.objective.statistics import (
     STD_FLOOR,
@@ -30,52 +31,34 @@ if TYPE_CHECKING:
 Memory = Mapping[str, float]  # what a method remembers from step to step; saved with every checkpoint
 
 
-class Baseline(ComponentProtocol, Protocol):
+class Baseline(Component):
     """What the loop asks of a baseline: A before it is scaled, what to remember, and a critic's target."""
 
-    per_token: ClassVar[
-        bool
-    ]  # True: it credits tokens one by one, from `batch.token_reward` and the completion's reward
-    sees_reward: ClassVar[bool]  # False: it looks at parts, outcomes or steps, not at the (shaped) reward
-
-    @property
-    def smallest_group(self) -> int: ...
-
-    def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
-        """A before scaling [N, T], 0 off the actions; `memory` holds earlier batches, not this one."""
-        ...
-
-    def target(self, batch: TokenBatch) -> Tensor | None:
-        """What the critic should have said [N, T]; None without a critic."""
-        ...
-
-    def remembered(self, batch: TokenBatch, memory: Memory) -> Memory:
-        """The memory after this batch, called after `centred`; the mapping passed in is left unchanged."""
-        ...
-
-    def symbols(self) -> str:
-        """The difference as an expression, such as `R - mean_g(R)`."""
-        ...
-
-
-class BaselineRule(Component):
-    """What baselines have in common that forget every step and train no critic."""
-
-    per_token: ClassVar[bool] = False
-    sees_reward: ClassVar[bool] = True
+    per_token: ClassVar[bool] = False  # True: it credits tokens one by one, from `batch.token_reward` and the reward
+    sees_reward: ClassVar[bool] = True  # False: it looks at parts, outcomes or steps, not at the (shaped) reward
 
     @property
     def smallest_group(self) -> int:
         return 1
 
+    @abstractmethod
+    def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
+        """A before scaling [N, T], 0 off the actions; `memory` holds earlier batches, not this one."""
+
     def target(self, batch: TokenBatch) -> Tensor | None:
+        """What the critic should have said [N, T]; None without a critic."""
         return None
 
     def remembered(self, batch: TokenBatch, memory: Memory) -> Memory:
+        """The memory after this batch, called after `centred`; the mapping passed in is left unchanged."""
         return memory
 
+    def symbols(self) -> str:
+        """The difference as an expression, such as `R - mean_g(R)`."""
+        return super().symbols()
 
-class CompletionBaseline(BaselineRule):
+
+class CompletionBaseline(Baseline):
     """One number a completion: A is the same for all its tokens."""
 
     def __call__(self, batch: TokenBatch, memory: Memory) -> Tensor:
@@ -250,9 +233,8 @@ class RunningRoleMean(CompletionBaseline):
         return {**memory, **fresh}
 
     def _keys(self, batch: TokenBatch) -> list[str]:
-        if batch.role is None:
-            raise ValueError("running_role_mean needs the role of each row and the batch has none")
-        return [f"role/{number}" for number in batch.role.tolist()]
+        role = given(batch.role, "running_role_mean needs the role of each row")
+        return [f"role/{number}" for number in role.tolist()]
 
 
 class LeaveOneOut(GroupBaseline):
@@ -339,9 +321,8 @@ class Greedy(CompletionBaseline):
     in_symbols: ClassVar[str] = "R - R(greedy)"
 
     def __call__(self, batch: TokenBatch, memory: Memory) -> Tensor:
-        if batch.greedy_reward is None:
-            raise ValueError("the greedy baseline needs greedy_reward and the batch has none")
-        return torch.where(batch.greedy_reward.isnan(), batch.reward, batch.greedy_reward)
+        greedy = given(batch.greedy_reward, "the greedy baseline needs greedy_reward")
+        return torch.where(greedy.isnan(), batch.reward, greedy)
 
 
 class DrawnMean(GroupBaseline):
@@ -356,9 +337,8 @@ class DrawnMean(GroupBaseline):
     in_symbols: ClassVar[str] = "R - mean_drawn(R)"
 
     def __call__(self, batch: TokenBatch, memory: Memory) -> Tensor:
-        if batch.drawn is None:
-            raise ValueError("drawn_mean needs the moments of all rewards drawn and the batch has none")
-        return torch.where(batch.drawn[:, 0] > 1, batch.drawn[:, 1], batch.reward)
+        drawn = given(batch.drawn, "drawn_mean needs the moments of all rewards drawn")
+        return torch.where(drawn[:, 0] > 1, drawn[:, 1], batch.reward)
 
 
 @dataclass(frozen=True)

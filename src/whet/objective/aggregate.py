@@ -7,11 +7,12 @@ have branches the loss multiplies the shares by `row_weight`, and N and M count 
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 from whet.objective.advantage import Memory
-from whet.objective.component import Component, ComponentProtocol, number
+from whet.objective.component import Component, given, number
 from whet.objective.lazy_torch import torch
 from whet.objective.statistics import STD_FLOOR, episode_weight, group_index, sums_by
 from whet.types import TokenBatch, Totals
@@ -20,24 +21,25 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Aggregate(ComponentProtocol, Protocol):
+class Aggregate(Component):
     """Who counts how much: share_it in front of each token's term, by the totals of the whole step."""
 
-    counts_tokens: ClassVar[bool]  # True: a long completion counts more than a short one
+    counts_tokens: ClassVar[bool] = False  # True: a long completion counts more than a short one
 
+    @abstractmethod
     def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor: ...
 
     def importance(self, batch: TokenBatch, memory: Memory) -> Tensor | None:
         """[N, 2], a factor of each completion's share and its grad, from the whole batch; None without one."""
-        ...
+        return None
 
     def learned(self, memory: Memory, grad: float) -> Memory:
         """The memory after a step whose objective rises by `grad` with the learned number."""
-        ...
+        return memory
 
     def symbols(self) -> str:
         """The sums in front of each token's term, such as `1/M SUM_i SUM_t`."""
-        ...
+        return super().symbols()
 
 
 def step_totals(batch: TokenBatch, max_new_tokens: int) -> Totals:
@@ -56,16 +58,6 @@ def _weighed(counts: Tensor | int, weight: Tensor | None) -> float:
     return int(counts.sum()) if weight is None else float((counts * weight).sum())
 
 
-class _FixedShare(Component):
-    counts_tokens: ClassVar[bool] = False
-
-    def importance(self, batch: TokenBatch, memory: Memory) -> Tensor | None:
-        return None
-
-    def learned(self, memory: Memory, grad: float) -> Memory:
-        return memory
-
-
 def _share(action: Tensor, per_token: Tensor | float) -> Tensor:
     # double: shares are tiny, and their sum over the batch is asserted to be what the method says
     if isinstance(per_token, float):  # made into a tensor, a number's copy would wait for the device
@@ -73,7 +65,7 @@ def _share(action: Tensor, per_token: Tensor | float) -> Tensor:
     return torch.where(action, per_token.double(), 0.0)
 
 
-class TokenMean(_FixedShare):
+class TokenMean(Aggregate):
     """share = 1 / M."""
 
     name: ClassVar[str] = "token_mean"
@@ -85,7 +77,7 @@ class TokenMean(_FixedShare):
         return _share(batch.action, 1.0 / max(totals.tokens, 1))
 
 
-class SequenceMean(_FixedShare):
+class SequenceMean(Aggregate):
     """share = 1 / (N n_i)."""
 
     name: ClassVar[str] = "sequence_mean"
@@ -97,7 +89,7 @@ class SequenceMean(_FixedShare):
         return _share(batch.action, 1.0 / (max(totals.sequences, 1) * lengths))
 
 
-class TurnMean(_FixedShare):
+class TurnMean(Aggregate):
     """share = 1 / (N T_i n_ij), T_i turns of the trajectory, n_ij trained tokens of turn j.
 
     Every trajectory counts the same, and every turn in it. In a single completion the turns are its sentences.
@@ -109,9 +101,7 @@ class TurnMean(_FixedShare):
     in_symbols: ClassVar[str] = "1/N SUM_i 1/T_i SUM_j 1/n_ij SUM_t"
 
     def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor:
-        if batch.segment is None:
-            raise ValueError("turn_mean needs segment and the batch has none")
-        inside = torch.where(batch.action, batch.segment, 0)
+        inside = torch.where(batch.action, given(batch.segment, "turn_mean needs segment"), 0)
         # at most as many turns as columns: asking for the last one's number would wait for a device
         counts = torch.zeros(inside.shape, dtype=torch.float64, device=inside.device)
         counts = counts.scatter_add(1, inside, batch.action.double())
@@ -120,7 +110,7 @@ class TurnMean(_FixedShare):
         return _share(batch.action, 1.0 / (max(totals.sequences, 1) * turns * lengths))
 
 
-class FixedLength(_FixedShare):
+class FixedLength(Aggregate):
     """share = 1 / (N L), L = the generation budget. Liu 2025 (2503.20783), section 3.2.
 
     L is `max_new_tokens`, never the padded width, so a learning rate tuned for one budget does not carry to another.
@@ -135,7 +125,7 @@ class FixedLength(_FixedShare):
         return _share(batch.action, 1.0 / (max(totals.sequences, 1) * totals.max_new_tokens))
 
 
-class SequenceSum(_FixedShare):
+class SequenceSum(Aggregate):
     """share = 1 / N: the unbiased gradient of the expected reward of a whole completion."""
 
     name: ClassVar[str] = "sequence_sum"
@@ -147,7 +137,7 @@ class SequenceSum(_FixedShare):
 
 
 @dataclass(frozen=True)
-class InverseLength(_FixedShare):
+class InverseLength(Aggregate):
     """share = f_i / (N L), f_i = n_i^-power / mean_j n_j^-power over the collected batch, L the generation budget.
     He 2025 (2509.07558).
 
@@ -179,7 +169,7 @@ class InverseLength(_FixedShare):
 
 
 @dataclass(frozen=True)
-class LearnedLength(Component):
+class LearnedLength(Aggregate):
     """share = f_i / M, f_i = G softmax_g(h^lambda)_i, h_i = 1 + spread * z_i, z the completion's standardised length.
 
     Wang 2025 (2510.06870): lambda is learned by gradient, from the value of the surrogate: lambda 0 is token_mean,

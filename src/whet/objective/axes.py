@@ -51,7 +51,7 @@ class Axis:
     """One question that every method of a family answers. The first component is the usual answer."""
 
     question: str
-    interface: type  # the Protocol of its components
+    interface: type  # the class of its components, which says what the axis asks
     components: dict[str, type]  # by the names that a config uses
     main: bool = False  # shown for every method, whatever its answer
 
@@ -110,7 +110,7 @@ POLICY = Family(
             main=True,
         ),
         "clip": _axis(
-            *("the factor in front of grad logp", clip.Clip),
+            *("the factor in front of grad logp", clip.ClipRule),
             *(clip.OnPolicy, clip.PPOClip, clip.DualClip, clip.Cap, clip.Unclipped, clip.Tapered, clip.SoftGate),
             *(clip.GeometricMean, clip.GammaGate, clip.VariationMask, clip.DivergenceMask),
             *(clip.KeptEdges, clip.ProbabilityBand, clip.InverseRatio, clip.FutureDrift),
@@ -323,6 +323,9 @@ def component_refusal(axis: str, interface: type, component: Any) -> str:
     if undeclared := [name for name in annotated if name not in numbers]:
         return f"{component.__name__}.{undeclared[0]} is not one of its fields; give @dataclass(frozen=True)"
     own = {name for base in component.__mro__[:-1] if base is not Component for name in vars(base)}
+    own -= component.__abstractmethods__ | (
+        {"symbols"} if component.symbols is getattr(interface, "symbols", None) else set()
+    )
     shared = set(vars(Component)) - (set() if "in_symbols" in own else {"symbols"})
     missing = sorted(_members(interface) - own - shared)
     if missing:
@@ -363,8 +366,8 @@ def _parameters(function: Any) -> list[str]:
 
 
 def _members(interface: type) -> set[str]:
-    own = [base for base in interface.__mro__ if base.__module__.startswith("whet.")]
-    names = {name for base in own for name in (*vars(base), *getattr(base, "__annotations__", {}))}
+    own = [base for base in interface.__mro__ if base.__module__.startswith("whet.") and base is not Component]
+    names = {"name", *(name for base in own for name in (*vars(base), *getattr(base, "__annotations__", {})))}
     return {name for name in names if not name.startswith("_") or name == "__call__"}
 
 

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import math
+from abc import ABC
 from collections.abc import Iterable
 from dataclasses import MISSING, dataclass, field, fields, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, TypeVar
 
 from whet.types import WhetError, did_you_mean
 
-
-class ComponentProtocol(Protocol):
-    """What every axis asks of its components; the Protocol of an axis adds what its question needs."""
-
-    name: ClassVar[str]
-    needs: ClassVar[frozenset[str]]
-
-    def words(self) -> str:
-        """The component in a sentence; empty where there is nothing to say."""
-        ...
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -62,9 +54,19 @@ def _ranges(kind: type) -> dict[str, NumberRange]:
     return {name: known.metadata["range"] for each in declared for name, known in each.items() if known.metadata}
 
 
+def given(value: T | None, needed: str) -> T:
+    """What a batch holds; where it holds none, an error that begins with who needs what."""
+    if value is None:
+        raise ValueError(f"{needed} and the batch has none")
+    return value
+
+
 @dataclass(frozen=True)
-class Component:
-    """One choice on one axis of a method. Its fields are its numbers; a class that adds some is a frozen dataclass."""
+class Component(ABC):
+    """One choice on one axis of a method. Its fields are its numbers; a class that adds some is a frozen dataclass.
+
+    The class of an axis adds what its question asks, with the usual answer where there is one.
+    """
 
     name: ClassVar[str]
     needs: ClassVar[frozenset[str]] = frozenset()  # fields of TokenBatch or Extras beyond rewards

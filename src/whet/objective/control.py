@@ -8,48 +8,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from whet.objective.advantage import Memory
-from whet.objective.component import Component, ComponentProtocol, number
+from whet.objective.component import Component, number
 
 
-class Control(ComponentProtocol, Protocol):
+class Control(Component):
     """Who turns the KL's coefficient after a step, and who ends the updates of a batch or the run."""
 
-    turns_beta: ClassVar[bool]
-
-    def adjusted(self, memory: Memory, beta: float, metrics: Mapping[str, float], num_completions: int) -> Memory:
-        """The memory after a step; `beta` is the method's own, where the memory has none yet."""
-        ...
-
-    def ends_updates(self, metrics: Mapping[str, float]) -> bool:
-        """True when the batch has moved the policy far enough: the update at hand is dropped, and those left."""
-        ...
-
-    def ends_run(self, memory: Memory) -> str | None:
-        """Why the run is over, or None."""
-        ...
-
-
-class FixedCoefficient(Component):
-    """beta stays what it is."""
-
-    name: ClassVar[str] = "fixed"
     turns_beta: ClassVar[bool] = False
 
     def adjusted(self, memory: Memory, beta: float, metrics: Mapping[str, float], num_completions: int) -> Memory:
+        """The memory after a step; `beta` is the method's own, where the memory has none yet."""
         return memory
 
     def ends_updates(self, metrics: Mapping[str, float]) -> bool:
+        """True when the batch has moved the policy far enough: the update at hand is dropped, and those left."""
         return False
 
     def ends_run(self, memory: Memory) -> str | None:
+        """Why the run is over, or None."""
         return None
 
 
+class FixedCoefficient(Control):
+    """beta stays what it is."""
+
+    name: ClassVar[str] = "fixed"
+
+
 @dataclass(frozen=True)
-class Proportional(FixedCoefficient):
+class Proportional(Control):
     """beta *= 1 + clip(KL / target - 1, -0.2, 0.2) * n / horizon, for n completions per step.
 
     Ziegler 2019 (1909.08593), 2.2.
@@ -70,7 +60,7 @@ class Proportional(FixedCoefficient):
 
 
 @dataclass(frozen=True)
-class Doubling(FixedCoefficient):
+class Doubling(Control):
     """beta / 2 when KL(old, pi) < target / 1.5, beta * 2 when it is > 1.5 target. Schulman 2017 (1707.06347).
 
     Section 4. The constants are quoted from memory of the paper, not read in it.
@@ -94,7 +84,7 @@ class Doubling(FixedCoefficient):
 
 
 @dataclass(frozen=True)
-class KLBudget(FixedCoefficient):
+class KLBudget(Control):
     """The run ends when the moving average of a completion's KL to the reference passes `nats`.
 
     Gao 2022 (2210.10760): a penalty walks along the same frontier of gold reward against KL, so it acts like stopping.
@@ -123,7 +113,7 @@ class KLBudget(FixedCoefficient):
 
 
 @dataclass(frozen=True)
-class EndUpdates(FixedCoefficient):
+class EndUpdates(Control):
     """The remaining updates of a batch are dropped once KL(old, pi) > limit. After Schulman 2015 (1502.05477).
 
     A check, not an update rule: with one update per batch it is 0 by construction.

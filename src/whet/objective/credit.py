@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from whet.objective.advantage import BaselineRule, GroupMean, Memory
-from whet.objective.component import Component, number
+from whet.objective.advantage import Baseline, GroupMean, Memory
+from whet.objective.component import Component, given, number
 from whet.objective.lazy_torch import torch
 from whet.types import TokenBatch
 
@@ -63,7 +63,7 @@ def next_value(values: Tensor, action: Tensor) -> Tensor:
     return total
 
 
-class TokenCredit(BaselineRule):
+class TokenCredit(Baseline):
     """A baseline that credits tokens one by one, from the rewards that each of them earned."""
 
     per_token: ClassVar[bool] = True
@@ -111,9 +111,8 @@ class CriticBaseline(Component):
 
     def critic_value(self, batch: TokenBatch) -> Tensor:
         """The critic's value at each action, 0 elsewhere: [N, T]; raises where the batch has none."""
-        if batch.value is None:
-            raise ValueError("this baseline needs the critic's value and the batch has none")
-        return torch.where(batch.action, batch.value, 0.0).to(batch.reward.dtype)
+        value = given(batch.value, "this baseline needs the critic's value")
+        return torch.where(batch.action, value, 0.0).to(batch.reward.dtype)
 
     def surprise(self, batch: TokenBatch, gamma: float) -> Tensor:
         """d_t = r_t + gamma V_{t+1} - V_t; nothing is worth anything behind the last action."""
@@ -193,11 +192,10 @@ class VTrace(CriticBaseline, TokenCredit):
             raise ValueError(f"c_bar is {self.c_bar:g}; give at most rho_bar = {self.rho_bar:g}")
 
     def _ratio(self, batch: TokenBatch) -> Tensor:
-        if batch.behavior_logp is None:
-            raise ValueError("vtrace needs behavior_logp and the batch has none")
+        behavior = given(batch.behavior_logp, "vtrace needs behavior_logp")
         if batch.old_logp is None:
             return torch.ones(batch.action.shape, dtype=batch.reward.dtype, device=batch.reward.device)
-        log_ratio = (batch.old_logp - batch.behavior_logp).masked_fill(~batch.action, 0.0)
+        log_ratio = (batch.old_logp - behavior).masked_fill(~batch.action, 0.0)
         return log_ratio.exp().to(batch.reward.dtype)
 
     def _push(self, ratio: Tensor) -> Tensor:

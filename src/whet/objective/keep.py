@@ -5,43 +5,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
-from whet.objective.component import Component, ComponentProtocol, number
+from whet.objective.component import Component, number
 
 
-class Keep(ComponentProtocol, Protocol):
+class Keep(Component):
     """Which groups are trained on, and whether others are drawn in place of those left out."""
 
-    refills: ClassVar[bool]  # True: groups that are left out are replaced by new ones
-    grows: ClassVar[bool]  # True: a group that is not yet worth it gets more completions instead
+    refills: ClassVar[bool] = False  # True: groups that are left out are replaced by new ones
+    grows: ClassVar[bool] = False  # True: a group that is not yet worth it gets more completions instead
 
     @property
     def most_rounds(self) -> int:
         """How many times the loop may draw for one step."""
-        ...
+        return 1
 
     def __call__(self, outcomes: Sequence[float], staleness: int) -> bool:
         """Is a group worth it, by the first reward part of its scored completions and how old its oldest policy is?"""
-        ...
+        return True
 
 
-class _Once(Component):
-    refills: ClassVar[bool] = False
-    grows: ClassVar[bool] = False
-
-    @property
-    def most_rounds(self) -> int:
-        return 1
-
-
-class Everything(_Once):
+class Everything(Keep):
     """Every group is trained on."""
 
     name: ClassVar[str] = "everything"
-
-    def __call__(self, outcomes: Sequence[float], staleness: int) -> bool:
-        return True
 
 
 def mixed(outcomes: Sequence[float]) -> bool:
@@ -50,7 +38,7 @@ def mixed(outcomes: Sequence[float]) -> bool:
 
 
 @dataclass(frozen=True)
-class MixedOutcome(_Once):
+class MixedOutcome(Keep):
     """Keep a group whose completions are neither all right nor all wrong; draw new prompts for the rest.
 
     Yu 2025 (2503.14476), section 3.2. Judged by the first part of the reward, never by the shaped sum: a length
@@ -91,7 +79,7 @@ class Balanced(MixedOutcome):
 
 
 @dataclass(frozen=True)
-class Fresh(_Once):
+class Fresh(Keep):
     """Leave out groups whose oldest policy is more than `max_staleness` versions behind."""
 
     max_staleness: float = number(1, least=0)

@@ -8,9 +8,9 @@ There is no k1 in the loss: its expected gradient is 0.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
-from whet.objective.component import Component, ComponentProtocol, number
+from whet.objective.component import Component, number
 from whet.objective.lazy_torch import torch
 from whet.objective.ratio import held_log
 from whet.types import TokenBatch
@@ -19,54 +19,41 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class KL(ComponentProtocol, Protocol):
+class KL(Component):
     """A tie to the reference, or to the policy that wrote the batch: a weight in the loss, or a cost in the reward."""
 
-    to_old: ClassVar[bool]  # True: the term is to the policy before the updates, not to the reference
-    to_sampler: ClassVar[bool]  # True: u is log(pi / sampler), not to the reference
-    immediate: ClassVar[bool]  # True: the cost is taken off each token's advantage, not off the reward
-    in_reward: ClassVar[bool]  # True: the cost is taken off the reward
+    to_old: ClassVar[bool] = False  # True: the term is to the policy before the updates, not to the reference
+    to_sampler: ClassVar[bool] = False  # True: u is log(pi / sampler), not to the reference
+    immediate: ClassVar[bool] = False  # True: the cost is taken off each token's advantage, not off the reward
+    in_reward: ClassVar[bool] = False  # True: the cost is taken off the reward
 
     def cost(self, batch: TokenBatch) -> Tensor | None:
         """What each token pays at sampling time: [N, T]; None for a term in the loss."""
-        ...
-
-    def weight(self, u: Tensor, ratio: Tensor) -> Tensor:
-        """What multiplies the gradient of log pi, beta included: [N, T]; `u` is log(pi / the policy tied to)."""
-        ...
-
-    def value(self, u: Tensor, ratio: Tensor) -> Tensor:
-        """The estimate of the divergence itself, without beta, for the metrics: [N, T]."""
-        ...
-
-    def symbols(self) -> str:
-        """The term with its sign, such as ` - 0.04 u^2/2`; empty for none."""
-        ...
-
-
-class NoKL(Component):
-    """No tie to the reference."""
-
-    name: ClassVar[str] = "none"
-    to_old: ClassVar[bool] = False
-    to_sampler: ClassVar[bool] = False
-    immediate: ClassVar[bool] = False
-    in_reward: ClassVar[bool] = False
-    in_words: ClassVar[str] = "no tie to a reference"
-    in_symbols: ClassVar[str] = ""
-
-    def cost(self, batch: TokenBatch) -> Tensor | None:
         return None
 
     def weight(self, u: Tensor, ratio: Tensor) -> Tensor:
+        """What multiplies the gradient of log pi, beta included: [N, T]; `u` is log(pi / the policy tied to)."""
         return torch.zeros_like(u)
 
     def value(self, u: Tensor, ratio: Tensor) -> Tensor:
+        """The estimate of the divergence itself, without beta, for the metrics: [N, T]."""
         return u
+
+    def symbols(self) -> str:
+        """The term with its sign, such as ` - 0.04 u^2/2`; empty for none."""
+        return super().symbols()
+
+
+class NoKL(KL):
+    """No tie to the reference."""
+
+    name: ClassVar[str] = "none"
+    in_words: ClassVar[str] = "no tie to a reference"
+    in_symbols: ClassVar[str] = ""
 
 
 @dataclass(frozen=True)
-class _Tied(NoKL):
+class _Tied(KL):
     """A tie with a coefficient."""
 
     beta: float = number(above=0, instead="objective.kl=none")

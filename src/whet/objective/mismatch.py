@@ -8,9 +8,9 @@ included).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
-from whet.objective.component import Component, ComponentProtocol, number
+from whet.objective.component import Component, number
 from whet.objective.lazy_torch import torch
 from whet.objective.ratio import token_ratio
 
@@ -18,17 +18,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Mismatch(ComponentProtocol, Protocol):
+class Mismatch(Component):
     """The factor on a token's weight for what the sampler's probability was."""
 
-    def __call__(self, log_mismatch: Tensor, log_staleness: Tensor, advantage: Tensor, action: Tensor) -> Tensor: ...
+    def __call__(self, log_mismatch: Tensor, log_staleness: Tensor, advantage: Tensor, action: Tensor) -> Tensor:
+        return torch.ones_like(log_mismatch)
 
     def symbols(self) -> str:
         """The factor in front of the clip rule's term, a space behind it; empty for none."""
-        ...
+        return super().symbols()
 
 
-class _FromSampler(Component):
+class _FromSampler(Mismatch):
     needs: ClassVar[frozenset[str]] = frozenset({"behavior_logp", "old_logp"})
 
 
@@ -37,14 +38,11 @@ def _completion_mean(values: Tensor, action: Tensor) -> Tensor:
     return total / action.sum(-1, keepdim=True).clamp(min=1)
 
 
-class NoMismatch(Component):
+class NoMismatch(Mismatch):
     """factor = 1: the sampler is the trainer, to float noise. Measured on every step and reported."""
 
     name: ClassVar[str] = "none"
     in_symbols: ClassVar[str] = ""
-
-    def __call__(self, log_mismatch: Tensor, log_staleness: Tensor, advantage: Tensor, action: Tensor) -> Tensor:
-        return torch.ones_like(log_mismatch)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from whet.objective.advantage import Baseline, Memory
 from whet.objective.aggregate import Aggregate
-from whet.objective.clip import Clip, StepClip
+from whet.objective.clip import ClipRule, StepClip
+from whet.objective.component import given
 from whet.objective.control import Control, FixedCoefficient
 from whet.objective.keep import Everything, Keep
 from whet.objective.kl import KL
@@ -65,7 +66,7 @@ class Objective:
     baseline: Baseline
     scale: AdvantageScale
     ratio: Ratio
-    clip: Clip
+    clip: ClipRule
     aggregate: Aggregate
     kl: KL
     shape: RewardShape = field(default_factory=AsScored)
@@ -294,9 +295,8 @@ class Objective:
         return old if self.ratio.against == "old_logp" else self._sampled(batch)
 
     def _sampled(self, batch: TokenBatch) -> Tensor:
-        if batch.behavior_logp is None:
-            raise ValueError(f"the method {self.name} needs behavior_logp and the batch has none")
-        return batch.behavior_logp.masked_fill(~batch.action, 0.0)
+        behavior = given(batch.behavior_logp, f"the method {self.name} needs behavior_logp")
+        return behavior.masked_fill(~batch.action, 0.0)
 
     def _weighted(self, batch: TokenBatch, logp: Tensor, share: Tensor, pull: Tensor, extras: Extras) -> Tensor:
         """- SUM share pull logp; where a method smooths, part of the pull goes to the likeliest tokens."""
@@ -346,9 +346,8 @@ class Objective:
             return torch.zeros_like(current)
         if self.kl.to_sampler:
             return (current - self._sampled(batch)).masked_fill(~batch.action, 0.0)
-        if batch.ref_logp is None:
-            raise ValueError(f"the {self.kl.name} term needs ref_logp and the batch has none")
-        return (current - batch.ref_logp).masked_fill(~batch.action, 0.0)
+        reference = given(batch.ref_logp, f"the {self.kl.name} term needs ref_logp")
+        return (current - reference).masked_fill(~batch.action, 0.0)
 
     def _kl_metrics(self, batch: TokenBatch, current: Tensor, moved: Tensor) -> dict[str, Tensor]:
         if not self.kl.needs:

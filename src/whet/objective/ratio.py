@@ -6,9 +6,10 @@ so); no gradient flows through it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from abc import abstractmethod
+from typing import TYPE_CHECKING, ClassVar
 
-from whet.objective.component import Component, ComponentProtocol
+from whet.objective.component import Component, given
 from whet.objective.lazy_torch import torch
 from whet.types import TokenBatch
 
@@ -29,25 +30,21 @@ def token_ratio(log_ratio: Tensor) -> Tensor:
     return held_log(log_ratio).exp()
 
 
-class Ratio(ComponentProtocol, Protocol):
+class Ratio(Component):
     """The policy's move since the batch was written, as the clip rule sees it: log ratios [N, T]."""
 
-    against: ClassVar[str]  # the field of the batch the policy is measured against
-    whole_completion: ClassVar[bool]
+    against: ClassVar[str] = "old_logp"  # the field of the batch the policy is measured against
+    whole_completion: ClassVar[bool] = False
 
+    @abstractmethod
     def __call__(self, log_ratio: Tensor, batch: TokenBatch) -> Tensor: ...
 
     def symbols(self) -> str:
         """The definition of r as an equation, such as `r = pi(a_t) / pi_old(a_t)`."""
-        ...
+        return super().symbols()
 
 
-class _AgainstOld(Component):
-    against: ClassVar[str] = "old_logp"
-    whole_completion: ClassVar[bool] = False
-
-
-class TokenRatio(_AgainstOld):
+class TokenRatio(Ratio):
     """r_it = exp(logp_it - old_logp_it), log r held at 20 from above. Schulman 2017 (1707.06347), section 3."""
 
     name: ClassVar[str] = "token"
@@ -58,7 +55,7 @@ class TokenRatio(_AgainstOld):
         return token_ratio(log_ratio.masked_fill(~batch.action, 0.0))
 
 
-class SequenceRatio(_AgainstOld):
+class SequenceRatio(Ratio):
     """s_i = exp(1/n_i SUM_t log r_it), on every token of i. Zheng 2025 (2507.18071), eq. 7.
 
     The mean runs over the trained tokens only. log s is capped at 10: past it a float32 product with A overflows.
@@ -76,7 +73,7 @@ class SequenceRatio(_AgainstOld):
         return mean.clamp(max=LARGEST_LOG).exp().expand_as(log_ratio).masked_fill(~action, 1.0)
 
 
-class SequenceProduct(_AgainstOld):
+class SequenceProduct(Ratio):
     """Pi_i = exp(SUM_t log r_it), on every token of i: the importance ratio of the completion as one action.
 
     Unbiased and of huge variance: it drifts with the length of the completion. Its log is capped at 10.
@@ -93,7 +90,7 @@ class SequenceProduct(_AgainstOld):
         return total.clamp(max=LARGEST_LOG).exp().expand_as(log_ratio).masked_fill(~action, 1.0)
 
 
-class SegmentRatio(_AgainstOld):
+class SegmentRatio(Ratio):
     """s_ij = exp(mean_{t in segment j} log r_it), on every token of segment j of completion i.
 
     The level between token and sequence that Yang 2025 (2511.04256) argues for; the paper's rule for cutting a
@@ -106,9 +103,7 @@ class SegmentRatio(_AgainstOld):
     in_symbols: ClassVar[str] = "r = (pi(sentence) / pi_old(sentence))^(1/n_ij)"
 
     def __call__(self, log_ratio: Tensor, batch: TokenBatch) -> Tensor:
-        if batch.segment is None:
-            raise ValueError("the segment ratio needs segment and the batch has none")
-        action, inside = batch.action, batch.segment.clamp(min=0)
+        action, inside = batch.action, given(batch.segment, "the segment ratio needs segment").clamp(min=0)
         zeros = torch.zeros(len(inside), int(inside.max()) + 1, dtype=log_ratio.dtype, device=log_ratio.device)
         total = zeros.scatter_add(1, inside, log_ratio.masked_fill(~action, 0.0))
         count = zeros.scatter_add(1, inside, action.to(log_ratio.dtype))

@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
-from whet.objective.component import Component, ComponentProtocol, number
+from whet.objective.component import Component, number
 
 
-class ReferencePolicy(ComponentProtocol, Protocol):
+class ReferencePolicy(Component):
     """Which policy the reference is: the first one, one taken anew now and then, or an average."""
 
     def kept_after(self, step: int) -> float:
         """The weight of the old reference in the new one after this step: 1 leaves it as it is, 0 replaces it."""
-        ...
+        return 1.0
 
 
-class Frozen(Component):
+class Frozen(ReferencePolicy):
     """The policy as it was before the first step."""
 
     name: ClassVar[str] = "frozen"
 
-    def kept_after(self, step: int) -> float:
-        return 1.0
-
 
 @dataclass(frozen=True)
-class Reset(Component):
+class Reset(ReferencePolicy):
     """The policy itself, every `every` steps. DeepSeek-R1 (2501.12948): 400. beta then limits speed only."""
 
     every: float = number(400, least=1)
@@ -38,7 +35,7 @@ class Reset(Component):
 
 
 @dataclass(frozen=True)
-class MovingAverage(Component):
+class MovingAverage(ReferencePolicy):
     """ref <- decay ref + (1 - decay) policy, every `every` steps. `decay` is the weight kept."""
 
     decay: float = number(0.99, above=0, below=1)

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from abc import abstractmethod
+from typing import TYPE_CHECKING, ClassVar
 
-from whet.objective.component import Component, ComponentProtocol
+from whet.objective.component import Component, given
 from whet.objective.lazy_torch import torch
 from whet.objective.statistics import STD_FLOOR, episode_weight, group_moments, spread
 from whet.types import TokenBatch, WhetError
@@ -16,14 +17,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class AdvantageScale(ComponentProtocol, Protocol):
+class AdvantageScale(Component):
     """The unit of A: what the centred rewards are divided by."""
 
+    @abstractmethod
     def __call__(self, centred: Tensor, batch: TokenBatch) -> Tensor: ...
 
     def symbols(self, centred: str) -> str:
         """A as an expression around `centred`, the expression of the difference."""
-        ...
+        return super().symbols(centred)
 
 
 def _divided(centred: Tensor, std: Tensor) -> Tensor:
@@ -31,7 +33,7 @@ def _divided(centred: Tensor, std: Tensor) -> Tensor:
     return torch.where(std > 0, centred / (std + STD_FLOOR), 0.0)
 
 
-class NoScale(Component):
+class NoScale(AdvantageScale):
     """A = R - b."""
 
     name: ClassVar[str] = "none"
@@ -42,7 +44,7 @@ class NoScale(Component):
         return centred
 
 
-class GroupStd(Component):
+class GroupStd(AdvantageScale):
     """A = (R - b) / (std_g(R) + 1e-6), Bessel's std. Shao 2024 (2402.03300), section 4.1.1 (ddof, floor unstated)."""
 
     name: ClassVar[str] = "group_std"
@@ -55,7 +57,7 @@ class GroupStd(Component):
         return f"({centred}) / (std_g(R) + {STD_FLOOR:g})"
 
 
-class DrawnStd(Component):
+class DrawnStd(AdvantageScale):
     """A = (R - b) / (std + 1e-6), over every reward drawn for the prompt, trained on or not. Goes with drawn_mean."""
 
     name: ClassVar[str] = "drawn_std"
@@ -63,15 +65,13 @@ class DrawnStd(Component):
     in_words: ClassVar[str] = "divide the difference by the spread of all completions drawn for the prompt"
 
     def __call__(self, centred: Tensor, batch: TokenBatch) -> Tensor:
-        if batch.drawn is None:
-            raise ValueError("drawn_std needs the moments of all rewards drawn and the batch has none")
-        return _divided(centred, batch.drawn[:, 2:])
+        return _divided(centred, given(batch.drawn, "drawn_std needs the moments of all rewards drawn")[:, 2:])
 
     def symbols(self, centred: str) -> str:
         return f"({centred}) / (std_drawn(R) + {STD_FLOOR:g})"
 
 
-class GroupMeanScale(Component):
+class GroupMeanScale(AdvantageScale):
     """A = (R - b) / mean_g(R); 0 for a group without success. arXiv 2602.02710 (2026). Rewards must be 0 or 1."""
 
     name: ClassVar[str] = "group_mean"
@@ -96,7 +96,7 @@ def _token_spread(centred: Tensor, batch: TokenBatch) -> tuple[Tensor, Tensor]:
     return spread(centred[tokens], token_weight)
 
 
-class TokenStd(Component):
+class TokenStd(AdvantageScale):
     """A = (R - b) / (std over all action tokens of the batch + 1e-6). Hu 2025 (2501.03262), the baseline form.
 
     One scale for easy and hard prompts; a long completion weighs with its length.
@@ -112,7 +112,7 @@ class TokenStd(Component):
         return f"({centred}) / (std_tokens + {STD_FLOOR:g})"
 
 
-class WhitenTokens(Component):
+class WhitenTokens(AdvantageScale):
     """A = (x - mean) / (std + 1e-6), both over all action tokens of the batch. Hu 2025 (2501.03262).
 
     Small advantages may change their sign, and a KL in the reward loses its scale. Bessel's std: the difference to
@@ -128,7 +128,7 @@ class WhitenTokens(Component):
         return torch.where(_tokens(batch) & (std > 0), (centred - mean) / (std + STD_FLOOR), 0.0)
 
 
-class WhitenCompletions(Component):
+class WhitenCompletions(AdvantageScale):
     """A = (x - mean) / (std + 1e-6), both over the completions of the batch, each counted once. Liu 2026 (2601.05242).
 
     Defined where every token of a completion has the same difference.

@@ -7,9 +7,9 @@ takes completions out of the denominators too. Covariances use the log-probabili
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
-from whet.objective.component import Component, ComponentProtocol, number
+from whet.objective.component import Component, given, number
 from whet.objective.lazy_torch import torch
 from whet.types import TokenBatch
 
@@ -17,22 +17,20 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Select(ComponentProtocol, Protocol):
+class Select(Component):
     """Which tokens of the collected batch carry gradient, or are tied."""
-
-    def __call__(self, batch: TokenBatch) -> TokenBatch: ...
-
-
-class AllTokens(Component):
-    """Every action carries gradient."""
-
-    name: ClassVar[str] = "all"
 
     def __call__(self, batch: TokenBatch) -> TokenBatch:
         return batch
 
 
-class Finished(Component):
+class AllTokens(Select):
+    """Every action carries gradient."""
+
+    name: ClassVar[str] = "all"
+
+
+class Finished(Select):
     """Completions cut off by the budget give no gradient and leave the denominators. Yu 2025 (2503.14476), section 3.4.
 
     They stay in the statistics of their group.
@@ -43,12 +41,11 @@ class Finished(Component):
     in_words: ClassVar[str] = "leave out completions that the token budget cut off"
 
     def __call__(self, batch: TokenBatch) -> TokenBatch:
-        if batch.finished is None:
-            raise ValueError("this choice needs `finished` and the batch has none")
-        return replace(batch, action=batch.action & batch.finished[:, None])
+        finished = given(batch.finished, "this choice needs `finished`")
+        return replace(batch, action=batch.action & finished[:, None])
 
 
-class FinishedTurns(Component):
+class FinishedTurns(Select):
     """Turns cut off by their token budget give no gradient and leave the denominators; the others of the episode stay.
 
     They stay in all statistics. A single completion is one turn: there it is `finished`.
@@ -59,12 +56,10 @@ class FinishedTurns(Component):
     in_words: ClassVar[str] = "leave out turns that the token budget cut off"
 
     def __call__(self, batch: TokenBatch) -> TokenBatch:
-        if batch.truncated is None:
-            raise ValueError("this choice needs `truncated` and the batch has none")
-        return replace(batch, action=batch.action & ~batch.truncated)
+        return replace(batch, action=batch.action & ~given(batch.truncated, "this choice needs `truncated`"))
 
 
-class NonzeroAdvantage(Component):
+class NonzeroAdvantage(Select):
     """Completions whose advantage is 0 are not pulled by the KL either, and leave the denominators.
 
     They stay in the statistics of their group, and no others are drawn in their place: `objective.keep=mixed_outcome`
@@ -75,14 +70,13 @@ class NonzeroAdvantage(Component):
     in_words: ClassVar[str] = "leave out completions whose advantage is 0"
 
     def __call__(self, batch: TokenBatch) -> TokenBatch:
-        if batch.advantage is None:
-            raise ValueError("this choice needs `advantage` and the batch has none")
-        counts = ((batch.advantage != 0) & batch.action).any(-1, keepdim=True)
+        advantage = given(batch.advantage, "this choice needs `advantage`")
+        counts = ((advantage != 0) & batch.action).any(-1, keepdim=True)
         return replace(batch, action=batch.action & counts)
 
 
 @dataclass(frozen=True)
-class TopEntropy(Component):
+class TopEntropy(Select):
     """Only the `share` of tokens with the largest entropy learn. Wang 2025 (2506.01939); denominators keep all.
 
     Tokens at the threshold are in.
@@ -94,9 +88,8 @@ class TopEntropy(Component):
     in_words: ClassVar[str] = "learn from the {0.share:.0%} of tokens where the policy was least sure"
 
     def __call__(self, batch: TokenBatch) -> TokenBatch:
-        if batch.entropy is None:
-            raise ValueError("top_entropy needs entropy and the batch has none")
-        return replace(batch, learns=_top(batch.entropy, batch.action, self.share))
+        entropy = given(batch.entropy, "top_entropy needs entropy")
+        return replace(batch, learns=_top(entropy, batch.action, self.share))
 
 
 def _top(values: Tensor, action: Tensor, share: float) -> Tensor:
@@ -122,7 +115,7 @@ def covariance(batch: TokenBatch) -> Tensor:
 
 
 @dataclass(frozen=True)
-class ClipCovariance(Component):
+class ClipCovariance(Select):
     """A random `share` of all tokens, among those with low < cov < high, does not learn. Cui 2025 (2505.22617).
 
     The lottery is a hash of the completion's tokens and the position, so that no cutting, order or rank changes it.
@@ -168,7 +161,7 @@ def _scrambled(numbers: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class TieCovariance(Component):
+class TieCovariance(Select):
     """The KL term acts on the `share` of tokens with the largest covariance only. Cui 2025 (2505.22617)."""
 
     share: float = number(2e-3, above=0, most=1)

@@ -3,37 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
-from whet.objective.component import Component, ComponentProtocol, number
+from whet.objective.component import Component, given, number
 from whet.types import TokenBatch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class RewardShape(ComponentProtocol, Protocol):
+class RewardShape(Component):
     """The reward that is learned from, in place of the one that was scored."""
 
-    def __call__(self, batch: TokenBatch) -> Tensor: ...
+    def __call__(self, batch: TokenBatch) -> Tensor:
+        return batch.reward
 
     def symbols(self) -> str:
         """The change to R as a line of its own; empty where R stays as it was scored."""
-        ...
+        return super().symbols()
 
 
-class AsScored(Component):
+class AsScored(RewardShape):
     """R as it was scored."""
 
     name: ClassVar[str] = "none"
     in_symbols: ClassVar[str] = ""
 
-    def __call__(self, batch: TokenBatch) -> Tensor:
-        return batch.reward
-
 
 @dataclass(frozen=True)
-class SoftOverlong(Component):
+class SoftOverlong(RewardShape):
     """R += 0 while n <= (1 - tail) L, then falls to -penalty at n = L. Yu 2025 (2503.14476), eq. 13.
 
     L is the generation budget, tail the last share of it: 4096 of 20480 in the paper, so 0.2.
@@ -46,10 +44,9 @@ class SoftOverlong(Component):
     in_words: ClassVar[str] = "a completion in the last {0.tail:.0%} of the budget pays, up to {0.penalty:g} at its end"
 
     def __call__(self, batch: TokenBatch) -> Tensor:
-        if batch.max_new_tokens is None:
-            raise ValueError("soft_overlong needs max_new_tokens and the batch has none")
-        tail = self.tail * batch.max_new_tokens
-        over = (batch.lengths.to(batch.reward.dtype) - (batch.max_new_tokens - tail)) / tail
+        most = given(batch.max_new_tokens, "soft_overlong needs max_new_tokens")
+        tail = self.tail * most
+        over = (batch.lengths.to(batch.reward.dtype) - (most - tail)) / tail
         return batch.reward - self.penalty * over.clamp(0, 1)
 
     def symbols(self) -> str:
@@ -57,7 +54,7 @@ class SoftOverlong(Component):
 
 
 @dataclass(frozen=True)
-class LengthCost(Component):
+class LengthCost(RewardShape):
     """R -= cost * n / L: every token costs the same share of the budget."""
 
     cost: float = number(0.1, above=0)
@@ -67,13 +64,12 @@ class LengthCost(Component):
     in_symbols: ClassVar[str] = "R -= {0.cost:g} n / L"
 
     def __call__(self, batch: TokenBatch) -> Tensor:
-        if batch.max_new_tokens is None:
-            raise ValueError("length_cost needs max_new_tokens and the batch has none")
-        return batch.reward - self.cost * batch.lengths.to(batch.reward.dtype) / batch.max_new_tokens
+        most = given(batch.max_new_tokens, "length_cost needs max_new_tokens")
+        return batch.reward - self.cost * batch.lengths.to(batch.reward.dtype) / most
 
 
 @dataclass(frozen=True)
-class ClipReward(Component):
+class ClipReward(RewardShape):
     """R <- clip(R, low, high)."""
 
     low: float = -1.0

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from whet.objective.advantage import GroupMean, Memory, on_actions
-from whet.objective.component import number
+from whet.objective.component import given, number
 from whet.objective.credit import TokenCredit, discounted_sum, paid
 from whet.objective.lazy_torch import torch
 from whet.objective.statistics import (
@@ -41,10 +41,9 @@ class _Steps(TokenCredit):
 
     def step_scores(self, batch: TokenBatch) -> Tensor:
         """[N, T], NaN where no step ends on an action or the completion is unscorable."""
-        if batch.step_reward is None:
-            raise ValueError("this baseline needs step_reward and the batch has none")
+        reward = given(batch.step_reward, "this baseline needs step_reward")
         counted = batch.action & ~batch.reward.isnan()[:, None]
-        return torch.where(counted, batch.step_reward.to(batch.reward.dtype), float("nan"))
+        return torch.where(counted, reward.to(batch.reward.dtype), float("nan"))
 
     def standardised(self, scores: Tensor, batch: TokenBatch) -> Tensor:
         """(r - mean) / std over all steps of the group; 0 where no step ends."""
@@ -116,13 +115,11 @@ class StepDelta(_Steps):
 
 def _turn_rewards(batch: TokenBatch) -> tuple[Tensor, Tensor]:
     """[N, J]: what each turn earned; and [N], the number of the last turn, -1 without any."""
-    if batch.segment is None:
-        raise ValueError("this baseline needs segment and the batch has none")
-    earned = paid(batch)
-    inside = torch.where(batch.action, batch.segment, 0)
+    segment, earned = given(batch.segment, "this baseline needs segment"), paid(batch)
+    inside = torch.where(batch.action, segment, 0)
     rows = torch.zeros(len(earned), int(inside.max()) + 1, dtype=earned.dtype, device=earned.device)
     rows = rows.scatter_add(1, inside, torch.where(batch.action, earned, 0.0))
-    return rows, torch.where(batch.action, batch.segment, -1).amax(-1)
+    return rows, torch.where(batch.action, segment, -1).amax(-1)
 
 
 def _returns(rewards: Tensor, gamma: float) -> Tensor:
@@ -263,12 +260,11 @@ class AnchoredSteps(_TurnCredit):
     in_symbols: ClassVar[str] = "R - mean_g(R) + {0.weight:g} (return_j - mean over the same state)"
 
     def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
-        if batch.anchor is None:
-            raise ValueError("anchored_steps needs anchor and the batch has none")
+        anchor = given(batch.anchor, "anchored_steps needs anchor")
         total = torch.where(batch.reward.isnan(), batch.reward, paid(batch).sum(-1))
         whole = total - GroupMean()(replace(batch, reward=total), memory)
         # states are compared inside a group: two prompts may number theirs alike
-        _, state = torch.unique(batch.anchor, return_inverse=True)
+        _, state = torch.unique(anchor, return_inverse=True)
         key = group_index(batch.group)[0][:, None] * (int(state.max()) + 1) + state
         steps = _centred_by(_segment_return(batch, self.gamma), key, batch)
         return on_actions(whole, batch) + self.weight * steps

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
-from whet.objective.advantage import BaselineRule, Memory
-from whet.objective.component import Component, ComponentProtocol, number
+from whet.objective.advantage import Baseline, Memory
+from whet.objective.component import Component, number
 from whet.objective.lazy_torch import torch
 from whet.types import TokenBatch
 
@@ -30,7 +30,7 @@ def teacher_gap(batch: TokenBatch) -> Tensor:
     return gap.to(batch.reward.dtype)
 
 
-class _OfTeacher(BaselineRule):
+class _OfTeacher(Baseline):
     per_token: ClassVar[bool] = True
     sees_reward: ClassVar[bool] = False
     needs: ClassVar[frozenset[str]] = frozenset({"teacher_logp", "old_logp"})
@@ -73,7 +73,7 @@ class EarlyTeacherGap(_OfTeacher):
         return f"compare each token with the teacher, the first disagreements up to {1 + self.gain:g} times"
 
 
-class NoAdvantage(BaselineRule):
+class NoAdvantage(Baseline):
     """A = 0: nothing is learned from what was sampled, only from the terms beside it."""
 
     per_token: ClassVar[bool] = True
@@ -86,44 +86,35 @@ class NoAdvantage(BaselineRule):
         return torch.zeros(batch.action.shape, dtype=batch.reward.dtype, device=batch.action.device)
 
 
-class TeacherTerm(ComponentProtocol, Protocol):
+class TeacherTerm(Component):
     """How far the policy is from a teacher's whole distribution at each action, and what that counts."""
-
-    @property
-    def weight(self) -> float: ...
-
-    def divergence(self, logp: Tensor, teacher_logp: Tensor) -> Tensor:
-        """[A]: of two distributions at each action, both [A, V] and normalised; `logp` carries the gradient."""
-        ...
-
-    def factor(self, ratio: Tensor) -> Tensor:
-        """What a token's divergence counts, by how far the policy has moved since the batch was written: [N, T]."""
-        ...
-
-    def symbols(self) -> str:
-        """The term with its sign; empty for none."""
-        ...
-
-
-class NoTeacher(Component):
-    """No distribution is compared with a teacher's."""
-
-    name: ClassVar[str] = "none"
-    in_symbols: ClassVar[str] = ""
 
     @property
     def weight(self) -> float:
         return 0.0
 
     def divergence(self, logp: Tensor, teacher_logp: Tensor) -> Tensor:
+        """[A]: of two distributions at each action, both [A, V] and normalised; `logp` carries the gradient."""
         return logp.new_zeros(logp.shape[:-1])
 
     def factor(self, ratio: Tensor) -> Tensor:
+        """What a token's divergence counts, by how far the policy has moved since the batch was written: [N, T]."""
         return torch.ones_like(ratio)
+
+    def symbols(self) -> str:
+        """The term with its sign; empty for none."""
+        return super().symbols()
+
+
+class NoTeacher(TeacherTerm):
+    """No distribution is compared with a teacher's."""
+
+    name: ClassVar[str] = "none"
+    in_symbols: ClassVar[str] = ""
 
 
 @dataclass(frozen=True)
-class _Taught(NoTeacher):
+class _Taught(TeacherTerm):
     strength: float = number(above=0, instead="objective.teacher=none")
     needs: ClassVar[frozenset[str]] = frozenset({"teacher_divergence"})
 

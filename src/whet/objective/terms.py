@@ -6,10 +6,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 from whet.objective.advantage import Memory
-from whet.objective.component import Component, ComponentProtocol, number
+from whet.objective.component import Component, given, number
 from whet.objective.lazy_torch import torch
 from whet.types import Extras, TokenBatch, Totals
 
@@ -17,37 +17,31 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Entropy(ComponentProtocol, Protocol):
+class Entropy(Component):
     """The coefficient of the policy's entropy in J, and how it moves from step to step."""
 
     def coefficient(self, memory: Memory) -> float:
         """What H is multiplied by in this step; 0 for no entropy term."""
-        ...
+        return 0.0
 
     def adjusted(self, memory: Memory, metrics: Mapping[str, float]) -> Memory:
         """The memory after a step, given that step's metrics."""
-        ...
+        return memory
 
     def symbols(self) -> str:
         """The term with its sign, such as ` + 0.01 H`; empty for none."""
-        ...
+        return super().symbols()
 
 
-class NoBonus(Component):
+class NoBonus(Entropy):
     """J has no entropy term."""
 
     name: ClassVar[str] = "none"
     in_symbols: ClassVar[str] = ""
 
-    def coefficient(self, memory: Memory) -> float:
-        return 0.0
-
-    def adjusted(self, memory: Memory, metrics: Mapping[str, float]) -> Memory:
-        return memory
-
 
 @dataclass(frozen=True)
-class Bonus(NoBonus):
+class Bonus(Entropy):
     """J += weight * H(pi) at each action, with the policy's shares. Schulman 2017 (1707.06347), eq. 9."""
 
     weight: float = number(0.01, above=0, instead="objective.entropy=none")
@@ -61,7 +55,7 @@ class Bonus(NoBonus):
 
 
 @dataclass(frozen=True)
-class BonusToTarget(NoBonus):
+class BonusToTarget(Entropy):
     """J += c H while H <= target; after a step c moves by `step`, up if H <= target, else down, within [0, most].
 
     The controller of Skywork-OR1 (2505.22312) as whet reads it; its constants depend on the model.
@@ -86,39 +80,25 @@ class BonusToTarget(NoBonus):
         return {**memory, "entropy_weight": min(max(now, 0.0), self.most), "entropy_low": float(low)}
 
 
-class Value(ComponentProtocol, Protocol):
-    """The critic's loss at each action."""
+class Value(Component):
+    """The critic's loss at each action: `coefficient` times the error. For `warmup` steps it learns alone."""
 
-    @property
-    def coefficient(self) -> float: ...
-
-    @property
-    def warmup(self) -> float: ...
+    coefficient: float = 0.0
+    warmup: float = 0.0
 
     def error(self, value: Tensor, batch: TokenBatch) -> Tensor:
         """[N, T], for each action."""
-        ...
+        return torch.zeros_like(value)
 
 
-class NoCritic(Component):
+class NoCritic(Value):
     """No critic is trained."""
 
     name: ClassVar[str] = "none"
 
-    @property
-    def coefficient(self) -> float:
-        return 0.0
-
-    @property
-    def warmup(self) -> float:
-        return 0.0
-
-    def error(self, value: Tensor, batch: TokenBatch) -> Tensor:
-        return torch.zeros_like(value)
-
 
 @dataclass(frozen=True)
-class SquaredError(Component):
+class SquaredError(Value):
     """coefficient * (V - target)^2 / 2, the mean over the step's actions. Schulman 2017 (1707.06347), eq. 9.
 
     For the first `warmup` steps only the critic learns.
@@ -157,64 +137,44 @@ class ClippedError(SquaredError):
         return super().words() + f", held within {self.width:g} of what it said before"
 
 
-class Imitate(ComponentProtocol, Protocol):
+class Imitate(Component):
     """What is imitated beside the policy's own term."""
 
     def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor | None:
         """What is added to share * weight * A in front of logp: [N, T], 0 where it is not asked; None for nothing."""
-        ...
+        return None
 
     @property
     def rest(self) -> float:
         """What all other terms of the policy's loss are multiplied by."""
-        ...
-
-    def doubt(self, logp: Tensor) -> Tensor | None:
-        """A factor for each token by the policy's own log-probability of it, without gradient: [N, T]; None for 1."""
-        ...
-
-    def tuned(self, memory: Memory) -> Imitate:
-        """As it is in this step."""
-        ...
-
-    def adjusted(self, memory: Memory) -> Memory:
-        """What to remember after a step."""
-        ...
-
-    def symbols(self) -> str:
-        """The term with its sign, outside the sum over tokens; empty for none."""
-        ...
-
-
-class _BesideTheRest(Component):
-    """Imitation that leaves the other terms as they are, and is the same in every step."""
-
-    @property
-    def rest(self) -> float:
         return 1.0
 
     def doubt(self, logp: Tensor) -> Tensor | None:
+        """A factor for each token by the policy's own log-probability of it, without gradient: [N, T]; None for 1."""
         return None
 
     def tuned(self, memory: Memory) -> Imitate:
-        return self  # type: ignore[return-value]
+        """As it is in this step."""
+        return self
 
     def adjusted(self, memory: Memory) -> Memory:
+        """What to remember after a step."""
         return memory
 
+    def symbols(self) -> str:
+        """The term with its sign, outside the sum over tokens; empty for none."""
+        return super().symbols()
 
-class NoImitation(_BesideTheRest):
+
+class NoImitation(Imitate):
     """Nothing is imitated."""
 
     name: ClassVar[str] = "none"
     in_symbols: ClassVar[str] = ""
 
-    def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor | None:
-        return None
-
 
 @dataclass(frozen=True)
-class ImitateRight(_BesideTheRest):
+class ImitateRight(Imitate):
     """J += weight / M_right SUM_{right completions} SUM_t log pi, M_right their tokens in the whole step.
 
     Yue 2025 (2504.05118), the positive-example loss. Right means that the reward's first part is 1.
@@ -227,14 +187,12 @@ class ImitateRight(_BesideTheRest):
     in_symbols: ClassVar[str] = " + {0.weight:g}/M_right SUM_right log pi"
 
     def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor | None:
-        if batch.correct is None:
-            raise ValueError("imitation of right completions needs the reward's parts and the batch has none")
-        per_token = self.weight / max(totals.correct_tokens, 1)
-        return (batch.action & batch.correct[:, None]).double() * per_token
+        correct = given(batch.correct, "imitation of right completions needs the reward's parts")
+        return (batch.action & correct[:, None]).double() * (self.weight / max(totals.correct_tokens, 1))
 
 
 @dataclass(frozen=True)
-class ImitateObserved(_BesideTheRest):
+class ImitateObserved(Imitate):
     """J += weight / M_observed SUM log pi over what environments wrote, M_observed their tokens in the whole step.
 
     arXiv 2605.24517: tool output that the policy reads anyway teaches it what its calls do. The gradient looks at
@@ -248,14 +206,13 @@ class ImitateObserved(_BesideTheRest):
     in_symbols: ClassVar[str] = " + {0.weight:g}/M_observed SUM_observed log pi"
 
     def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor | None:
-        if batch.observed is None:
-            raise ValueError("imitation of what an environment wrote needs `observed` and the batch has none")
+        observed = given(batch.observed, "imitation of what an environment wrote needs `observed`")
         per_token = self.weight / max(totals.observed_tokens, 1)
-        return (batch.observed & ~batch.reward.isnan()[:, None]).double() * per_token
+        return (observed & ~batch.reward.isnan()[:, None]).double() * per_token
 
 
 @dataclass(frozen=True)
-class ImitateDemonstrations(_BesideTheRest):
+class ImitateDemonstrations(Imitate):
     """J = (1 - mu) J_rest + mu / M_shown SUM log pi over demonstrations, M_shown their tokens in the whole step.
 
     Zhang 2025 (2508.11408). mu is `weight`: reached after `warmup` steps in a straight line, and left for
@@ -271,9 +228,8 @@ class ImitateDemonstrations(_BesideTheRest):
     in_symbols: ClassVar[str] = " + {0.weight:g}/M_shown SUM_shown log pi"
 
     def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor | None:
-        if batch.demonstrated is None:
-            raise ValueError("imitation of demonstrations needs `demonstrated` and the batch has none")
-        return batch.demonstrated.double() * (self.weight / max(totals.demonstrated_tokens, 1))
+        demonstrated = given(batch.demonstrated, "imitation of demonstrations needs `demonstrated`")
+        return demonstrated.double() * (self.weight / max(totals.demonstrated_tokens, 1))
 
     @property
     def rest(self) -> float:
@@ -319,39 +275,30 @@ class ImitateUnsure(ImitateDemonstrations):
         return super().words() + ", the more the less sure the policy is of a token"
 
 
-class Smooth(ComponentProtocol, Protocol):
+class Smooth(Component):
     """Who else learns from a sampled token."""
-
-    @property
-    def num_top(self) -> int: ...
-
-    def pushed(self, advantage: Tensor, batch: TokenBatch, extras: Extras) -> Tensor:
-        """The advantage as the loss uses it."""
-        ...
-
-    def spread(self, batch: TokenBatch, extras: Extras) -> Tensor | None:
-        """Which share of a token's pull goes to the likeliest tokens instead: [N, T]; None for nothing."""
-        ...
-
-
-class NoSmoothing(Component):
-    """Only the sampled token learns."""
-
-    name: ClassVar[str] = "none"
 
     @property
     def num_top(self) -> int:
         return 0
 
     def pushed(self, advantage: Tensor, batch: TokenBatch, extras: Extras) -> Tensor:
+        """The advantage as the loss uses it."""
         return advantage
 
     def spread(self, batch: TokenBatch, extras: Extras) -> Tensor | None:
+        """Which share of a token's pull goes to the likeliest tokens instead: [N, T]; None for nothing."""
         return None
 
 
+class NoSmoothing(Smooth):
+    """Only the sampled token learns."""
+
+    name: ClassVar[str] = "none"
+
+
 @dataclass(frozen=True)
-class TopK(Component):
+class TopK(Smooth):
     """At forking tokens a right completion teaches the `top` likeliest tokens too. Peng 2025 (2510.14807).
 
     Forking: entropy above the completion's `quantile`. Right completions (first reward part 1): the sampled token gets
@@ -386,7 +333,5 @@ class TopK(Component):
         return torch.where(harder, self.push * advantage, advantage)
 
     def spread(self, batch: TokenBatch, extras: Extras) -> Tensor | None:
-        if batch.correct is None:
-            raise ValueError("top_k needs the reward's parts and the batch has none")
-        right = self.forking(batch, extras) & batch.correct[:, None]
+        right = self.forking(batch, extras) & given(batch.correct, "top_k needs the reward's parts")[:, None]
         return right.double() * self.share

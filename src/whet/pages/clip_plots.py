@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from whet.objective import AXES, PRESETS
-from whet.objective.clip import Clip
+from whet.objective.clip import ClipRule
 from whet.objective.lazy_torch import torch
 from whet.pages.chart_specs import Point, chart, curve
 from whet.pages.chart_svg import figure_file
@@ -33,7 +33,9 @@ def remembered(function: AnyFunction) -> AnyFunction:
     return cast(AnyFunction, lru_cache(maxsize=4096)(function))
 
 
-def weights(rule: Clip, ratios: Sequence[float], side: float, probability: float = 0.5, others: int = 7) -> list[float]:
+def weights(
+    rule: ClipRule, ratios: Sequence[float], side: float, probability: float = 0.5, others: int = 7
+) -> list[float]:
     """The rule's weight at each ratio of one token: of advantage `side`, and `probability` when it was written.
 
     The `others` of its completion have ratio 1.
@@ -45,7 +47,7 @@ def weights(rule: Clip, ratios: Sequence[float], side: float, probability: float
     return cast(list[float], rule_weights[:, 0].tolist())
 
 
-def rule_plot(rule: Clip) -> str:
+def rule_plot(rule: ClipRule) -> str:
     """Weight against ratio, a curve for A > 0 and one for A < 0; a panel a probability where the rule looks at it."""
     several = looks_at_probability(rule)
     chosen = PROBABILITIES if several else (0.5,)
@@ -73,7 +75,7 @@ def rule_plot(rule: Clip) -> str:
     return figure_file(panels, rule.name, _situation(rule), size=(230, 220) if several else (520, 240))
 
 
-def clip_text(rule: Clip) -> str:
+def clip_text(rule: ClipRule) -> str:
     """The same picture in characters, for a terminal: '+' where A > 0, '-' where A < 0, '*' where both."""
     low, high = ratio_range(rule)
     high = min(high, _most(rule, 0.5))
@@ -100,7 +102,7 @@ def clip_text(rule: Clip) -> str:
     return "\n".join([*lines, " " * 7 + "+" + "-" * TEXT_COLUMNS, " " * 8 + "".join(axis)])
 
 
-def stored_text(rule: Clip) -> str:
+def stored_text(rule: ClipRule) -> str:
     """`clip_text` of a rule, read where `write_texts` has written it: drawing it imports torch."""
     plots = dict(part.split("\n", 1) for part in TEXTS.read_text(encoding="utf-8").split("\n\n"))
     plot = plots.get(repr(rule))
@@ -114,21 +116,21 @@ def write_texts() -> None:
 
 
 @remembered
-def looks_at_probability(rule: Clip) -> bool:
+def looks_at_probability(rule: ClipRule) -> bool:
     """True when a token's weight depends on how likely it was."""
     ratios = [0.02 * number for number in range(1, 54)]
     return any(weights(rule, ratios, side, 0.05) != weights(rule, ratios, side, 0.9) for side, _ in SIDES)
 
 
 @remembered
-def looks_at_completion(rule: Clip) -> bool:
+def looks_at_completion(rule: ClipRule) -> bool:
     """True when a token's weight depends on the other tokens of its completion."""
     ratios = [0.02 * number for number in range(1, 100)]
     return any(weights(rule, ratios, side, others=0) != weights(rule, ratios, side) for side, _ in SIDES)
 
 
 @remembered
-def ratio_range(rule: Clip) -> tuple[float, float]:
+def ratio_range(rule: ClipRule) -> tuple[float, float]:
     """Where a rule is worth looking at: 0 to 3, more where its band ends further out, near 1 where it is tiny."""
     chosen = PROBABILITIES if looks_at_probability(rule) else (0.5,)
     edges = [
@@ -144,9 +146,9 @@ def ratio_range(rule: Clip) -> tuple[float, float]:
     return USUAL[0], max(USUAL[1], _rounded_up(1.2 * (1 + far)))
 
 
-def plotted() -> dict[str, Clip]:
+def plotted() -> dict[str, ClipRule]:
     """Every picture by the name of its file: each rule, and each method whose numbers are not the rule's own."""
-    rules: dict[str, Clip] = {name: kind() for name, kind in AXES["clip"].items()}
+    rules: dict[str, ClipRule] = {name: kind() for name, kind in AXES["clip"].items()}
     methods = {name: preset.objective.clip for name, preset in PRESETS.items()}
     return rules | {name: rule for name, rule in methods.items() if rule != rules[rule.name]}
 
@@ -162,7 +164,7 @@ def write_plots(folder: str | Path) -> list[Path]:
     return written
 
 
-def _situation(rule: Clip) -> str:
+def _situation(rule: ClipRule) -> str:
     numbers = ", ".join(f"{number.name} {getattr(rule, number.name):g}" for number in fields(rule))  # type: ignore[arg-type]
     completion = (
         f"the other {COMPLETION_TOKENS - 1} tokens of the completion at ratio 1" if looks_at_completion(rule) else ""
@@ -170,13 +172,13 @@ def _situation(rule: Clip) -> str:
     return "; ".join(said for said in (numbers, completion) if said)
 
 
-def _aside(rule: Clip) -> str:
+def _aside(rule: ClipRule) -> str:
     if looks_at_probability(rule):
         return " (was 0.5 likely)"
     return f" (1 of {COMPLETION_TOKENS} tokens)" if looks_at_completion(rule) else ""
 
 
-def _most(rule: Clip, probability: float) -> float:
+def _most(rule: ClipRule, probability: float) -> float:
     """The largest ratio a token can have; a rule that does not look at its probability is drawn for all of them."""
     return 1 / probability if looks_at_probability(rule) else math.inf
 
@@ -188,14 +190,14 @@ def _probes(most: float) -> list[float]:
 
 
 def curve_points(
-    rule: Clip, side: float, span: tuple[float, float], probability: float, steps: int
+    rule: ClipRule, side: float, span: tuple[float, float], probability: float, steps: int
 ) -> list[tuple[float, float]]:
     """(ratio, weight) from one end of the span to the other, with both sides of every edge."""
     return [point for stretch in _stretches(rule, side, span, probability, steps) for point in stretch]
 
 
 def _stretches(
-    rule: Clip, side: float, span: tuple[float, float], probability: float, steps: int = 240
+    rule: ClipRule, side: float, span: tuple[float, float], probability: float, steps: int = 240
 ) -> tuple[tuple[Point, ...], ...]:
     low, high = span
     step = (high - low) / steps
@@ -213,7 +215,7 @@ def _stretches(
     return tuple(stretch for stretch in stretches if stretch)
 
 
-def _edges(rule: Clip, side: float, grid: Sequence[float], probability: float) -> list[float]:
+def _edges(rule: ClipRule, side: float, grid: Sequence[float], probability: float) -> list[float]:
     """Where the weight becomes or ceases to be 0, or to be the ratio: the ends of a rule's band, found by halving."""
 
     def kinds(ratios: Sequence[float]) -> list[tuple[bool, bool]]:

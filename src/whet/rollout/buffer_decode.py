@@ -14,7 +14,7 @@ from whet.model.hooked_decode import HookedDecoder
 from whet.model.shared_prefix import long_tensor
 from whet.rollout.expert_log import ExpertLog
 from whet.rollout.sampling import Draw, draw
-from whet.rollout.scheduler import DecodeJob, HeldBeginning, TokenLog, passes
+from whet.rollout.scheduler import DecodeBackend, DecodeJob, HeldBeginning, TokenLog, passes
 from whet.types import SessionShape
 
 STEPS_PER_LOOK = 16  # at a device that has to be waited for; rows that ended meanwhile are cut
@@ -24,12 +24,8 @@ FREE_BEFORE_MOVE = 8
 EXTENSION_STEPS = 2  # that a pass over answers costs, besides their tokens
 
 
-class BufferBackend:
-    """A `DecodeBackend` on a decoder and its state: for the requests of a job, or for a session."""
-
-    looks_behind = 0
-    prefills_ahead = False
-    most_members: int | None = None
+class BufferBackend(DecodeBackend):
+    """On a decoder and its state: for the requests of a job, or for a session."""
 
     def __init__(self, decoder: HookedDecoder, job: DecodeJob, rows: int, session: SessionShape | None = None) -> None:
         """Allocate the state of a batch; for a mixture of experts, each token's experts are recorded too."""
@@ -161,9 +157,6 @@ class BufferBackend:
         drawn = draw(logits, self.log.uniform(rows), self._sampling, spend=True, allowed=self.log.allowed)
         self.log.record(rows, drawn)
         return drawn
-
-    def take_kept(self, rows: int) -> None:
-        """Every step says it itself."""
 
     def rows_after(self, num_busy: int, num_rows: int, num_waiting: int) -> int:
         if num_waiting:

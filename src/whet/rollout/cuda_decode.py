@@ -31,9 +31,9 @@ from whet.model.trials import verdict
 from whet.rollout.sampling import Draw
 from whet.rollout.scheduler import (
     LARGEST_SUPPORT,
+    DecodeBackend,
     DecodeJob,
     DecodeScheduler,
-    HeldBeginning,
     KeptTokens,
     StopRule,
     TokenLog,
@@ -97,18 +97,16 @@ def _constraint_refusal(sampling: Sampling) -> str:
     return "a graph draws without asking what may be drawn" if sampling.constrained else ""
 
 
-class GraphBackend:
-    """A `DecodeBackend` with fused copies of the policy's weights, and graphs that outlast a rollout."""
+class GraphBackend(DecodeBackend):
+    """With fused copies of the policy's weights, and graphs that outlast a rollout."""
 
     steps_per_look = STEPS_PER_LOOK
     looks_behind = 1
     prefills_ahead = True  # computing many prompts at once is cheap
-    most_members: int | None = MOST_MEMBERS
+    most_members = MOST_MEMBERS
     forks = True
-    resumes = False
 
     num_rows = num_slots = 0
-    log: TokenLog
 
     def __init__(self, lm: CausalLM, stop: StopRule, context: int) -> None:
         self._lm, self._stop = lm, stop
@@ -292,10 +290,6 @@ class GraphBackend:
                 caches[number][:, :, : before.shape[2]] = before
         self._room = replace(self._room, own=own)
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        yield
-
     def may_enter(self, num_free: int, num_waiting: int) -> bool:
         return num_free >= min(num_waiting, max(1, self.num_rows // 32))
 
@@ -315,12 +309,6 @@ class GraphBackend:
                 mine[at, :, :longest] = theirs[index].transpose(1, 2).to(mine.dtype)
 
         self._prompt_logits[at] = self._lm.logits(fused_states(self._lm, batch, keep))
-
-    def resume_prompts(
-        self, slots: Sequence[int], prompts: Sequence[tuple[int, ...]], held: Sequence[HeldBeginning]
-    ) -> None:
-        """Prompts are read whole."""
-        raise NotImplementedError
 
     def enter(self, rows: Sequence[int], slots: Sequence[int]) -> Tensor:
         where = numbers_on(self._lm.device, rows)
@@ -386,9 +374,6 @@ class GraphBackend:
         self._noted[:rows] = torch.maximum(seen, counts)
         row, slot = sizes.nonzero(as_tuple=True)
         return KeptTokens(row, at[row, slot], sizes[row, slot].long(), ids)
-
-    def experts(self, row: int, slot: int, prompt: int, own: int) -> None:
-        """No mixture of experts is captured."""
 
     def rows_after(self, num_busy: int, num_rows: int, num_waiting: int) -> int:
         pays = not num_waiting and num_busy <= self._active // 2 and self._active > SMALLEST

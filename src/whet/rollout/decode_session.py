@@ -10,7 +10,6 @@ from typing import Any, Protocol
 import torch
 
 from whet.model.causal_lm import CausalLM
-from whet.protocols import Engine
 from whet.rollout.scheduler import (
     DecodeBackend,
     DecodeCounts,
@@ -19,8 +18,7 @@ from whet.rollout.scheduler import (
     UnfinishedRow,
     joined_support,
 )
-from whet.rollout.session import BatchSession
-from whet.types import Request, Sample, Sampling, WhetError
+from whet.types import Request, Sample, WhetError
 
 
 class SamplesOf(Protocol):
@@ -164,21 +162,3 @@ def check_length(request: Request, budget: int, context: int) -> None:
             f"a prompt of {len(request.tokens)} tokens and {new} new ones exceed the "
             f"model's context of {context}; shorten the prompt or lower max_new_tokens"
         )
-
-
-class RereadingSession(BatchSession):
-    """A `BatchSession` that counts what it reads again."""
-
-    def __init__(self, engine: Engine, sampling: Sampling) -> None:
-        super().__init__(engine, sampling)
-        self.counts = DecodeCounts()
-
-    def add(self, number: int, request: Request) -> None:
-        super().add(number, request)
-        self.counts.recomputed += request.continues is not None
-
-    def __enter__(self) -> RereadingSession:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()

@@ -9,9 +9,8 @@ a few keep what they have read where no cache reaches it; these read their rows 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,30 +18,14 @@ from torch import Tensor
 from whet.model.block import short_windows
 from whet.model.causal_lm import CausalLM
 from whet.rollout.sampling import Draw, draw
-from whet.rollout.scheduler import DecodeJob, HeldBeginning, TokenLog
+from whet.rollout.scheduler import DecodeBackend, DecodeJob, TokenLog
 
 # Of the largest logit, in float32. Rounding alone must not cost a model its cache: without it nothing is quick.
 LOGIT_TOLERANCE, LAST_LOGIT_TOLERANCE, HALF_LOGIT_TOLERANCE = 1e-4, 1e-3, 5e-2
 
 
-class RowReader(Protocol):
-    """Reads rows token by token through a model's own forward."""
-
-    def begin(self, prompts: Sequence[tuple[int, ...]], prompt_of_row: Tensor) -> Tensor:
-        """Read prompts, and give each row its own: logits [rows, V] of the first completion token."""
-        ...
-
-    def step(self, tokens: Tensor) -> Tensor:
-        """Read one token per row, int64 [rows]; logits [rows, V] of the next."""
-        ...
-
-    def keep(self, rows: Tensor) -> None:
-        """Row n is from now on what row `rows[n]` was."""
-        ...
-
-
 class CachedRows:
-    """A `RowReader` with transformers' cache; prompts are padded on the left."""
+    """Reads rows token by token, with transformers' cache; prompts are padded on the left."""
 
     def __init__(self, lm: CausalLM, budget: int) -> None:
         self._lm, self._budget = lm, budget
@@ -52,6 +35,7 @@ class CachedRows:
         self._width = self._step = 0
 
     def begin(self, prompts: Sequence[tuple[int, ...]], prompt_of_row: Tensor) -> Tensor:
+        """Read prompts, and give each row its own: logits [rows, V] of the first completion token."""
         device = self._lm.device
         self._cache, logits = prefill(self._lm, prompts)
         self._cache.reorder_cache(prompt_of_row)
@@ -66,6 +50,7 @@ class CachedRows:
         return logits[prompt_of_row]
 
     def step(self, tokens: Tensor) -> Tensor:
+        """Read one token per row, int64 [rows]; logits [rows, V] of the next."""
         self._step += 1
         hidden = self._lm.hidden(
             tokens[:, None],
@@ -76,13 +61,14 @@ class CachedRows:
         return self._lm.logits(hidden[:, -1])
 
     def keep(self, rows: Tensor) -> None:
+        """Row n is from now on what row `rows[n]` was."""
         self._cache.reorder_cache(rows)
         self._lengths = self._lengths[rows]
         self._mask = None if self._mask is None else self._mask[rows]
 
 
 class WholeRows:
-    """A `RowReader` without a cache: for every token, all rows from their beginning, padded on the right."""
+    """The same without a cache: for every token, all rows from their beginning, padded on the right."""
 
     def __init__(self, lm: CausalLM, budget: int) -> None:
         self._lm, self._budget = lm, budget
@@ -169,15 +155,8 @@ def _cache_refusal(lm: CausalLM, lengths: tuple[int, int], tolerance: float) -> 
     return "" if worst <= tolerance else f"the logits differ from its plain forward's by {worst:.1e} of the largest"
 
 
-class OwnCacheBackend:
-    """A `DecodeBackend` on the model itself."""
-
-    steps_per_look = 1
-    looks_behind = 0
-    prefills_ahead = False
-    most_members: int | None = None
-    forks = False
-    resumes = False
+class OwnCacheBackend(DecodeBackend):
+    """On the model itself, whose cache has one length for all rows: a conversation is read anew for every turn."""
 
     def __init__(
         self, lm: CausalLM, job: DecodeJob, rows: int, reader: type[CachedRows] | type[WholeRows] = CachedRows
@@ -186,11 +165,8 @@ class OwnCacheBackend:
         self.num_rows = self.num_slots = min(rows, len(job.requests))
         self.log = TokenLog(self.num_rows, job.budget, job.stop.tokens, lm.device)
         self._prompts: dict[int, tuple[int, ...]] = {}  # by slot
-        self._reader: RowReader = reader(lm, job.budget)
+        self._reader = reader(lm, job.budget)
         self._num_busy = 0
-
-    def running(self) -> AbstractContextManager[None]:
-        return torch.no_grad()
 
     def may_enter(self, num_free: int, num_waiting: int) -> bool:
         return num_free == self.num_rows
@@ -199,37 +175,11 @@ class OwnCacheBackend:
         """Only noted: one cache holds all prompts, so they are read together when their rows come in."""
         self._prompts.update(zip(slots, prompts, strict=True))
 
-    def resume_prompts(
-        self, slots: Sequence[int], prompts: Sequence[tuple[int, ...]], held: Sequence[HeldBeginning]
-    ) -> None:
-        """Prompts are read whole."""
-        raise NotImplementedError
-
     def enter(self, rows: Sequence[int], slots: Sequence[int]) -> Tensor:
         index_of_slot = {slot: number for number, slot in enumerate(dict.fromkeys(slots))}
         self._num_busy = len(rows)
         prompt_of_row = torch.tensor([index_of_slot[slot] for slot in slots], device=self._lm.device)
         return self._reader.begin([self._prompts[slot] for slot in index_of_slot], prompt_of_row)
-
-    def may_extend(self, num_ready: int, num_busy: int, turn_tokens: float) -> bool:
-        return False
-
-    def extend(
-        self, rows: Sequence[int], slots: Sequence[int], starts: Sequence[int], chunks: Sequence[tuple[int, ...]]
-    ) -> Tensor:
-        """The cache has one length for all rows: a conversation is read anew for every turn."""
-        raise NotImplementedError
-
-    def fork(self, sources: Sequence[int], targets: Sequence[int], widths: Sequence[int]) -> None:
-        """No session is opened on it."""
-        raise NotImplementedError
-
-    def renew(self) -> None:
-        """No session is opened on it, so nothing outlasts a change of the weights."""
-        raise NotImplementedError
-
-    def seat(self, slots: Sequence[int | None]) -> None:
-        """Every row has its prompt's keys in the cache."""
 
     def step(self) -> Draw:
         rows = slice(0, self._num_busy)
@@ -237,15 +187,6 @@ class OwnCacheBackend:
         drawn = draw(logits, self.log.uniform(rows), self._sampling, allowed=self.log.allowed)
         self.log.record(rows, drawn)
         return drawn
-
-    def take_kept(self, rows: int) -> None:
-        """Every step says it itself."""
-
-    def rows_after(self, num_busy: int, num_rows: int, num_waiting: int) -> int:
-        return num_busy
-
-    def experts(self, row: int, slot: int, prompt: int, own: int) -> None:
-        """Not noted."""
 
     def keep(self, rows: Sequence[int], slots: Sequence[int]) -> None:
         self._reader.keep(torch.tensor(rows, device=self._lm.device))

@@ -11,11 +11,12 @@ conversation: it keeps its seat when its turn ends, and reads on from there when
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -129,47 +130,50 @@ def decode_job(
     return DecodeJob(requests, sampling, stop, [tokens for tokens, _ in parts], [numbers for _, numbers in parts])
 
 
-class DecodeBackend(Protocol):
-    """Computes what the scheduler arranges. Rows and slots are numbered from 0, without gaps behind the last."""
+class DecodeBackend(ABC):
+    """Computes what the scheduler arranges. Rows and slots are numbered from 0, without gaps behind the last.
+
+    As it stands, prompts are read whole, and nothing outlasts the requests of a job: no session is opened on it.
+    """
 
     num_rows: int  # at most
     num_slots: int  # prompts that it holds at once
-    steps_per_look: int  # between two looks at who has finished
-    looks_behind: int  # a device that runs ahead is given the next steps before the last look is read
-    prefills_ahead: bool  # also prompts whose rows are not free yet
-    most_members: int | None  # rows that may share a slot; None: any number
-    forks: bool  # whether rows can be copied
-    resumes: bool  # whether prompts can be read behind a beginning that was copied
+    steps_per_look = 1  # between two looks at who has finished
+    looks_behind = 0  # a device that runs ahead is given the next steps before the last look is read
+    prefills_ahead = False  # also prompts whose rows are not free yet
+    most_members: int | None = None  # rows that may share a slot; None: any number
+    forks = False  # whether rows can be copied
+    resumes = False  # whether prompts can be read behind a beginning that was copied
     log: TokenLog
 
     def running(self) -> AbstractContextManager[None]:
         """Inside, everything below works."""
-        ...
+        return torch.no_grad()
 
+    @abstractmethod
     def may_enter(self, num_free: int, num_waiting: int) -> bool:
         """Whether it is worth the while to seat requests now."""
-        ...
 
+    @abstractmethod
     def prefill(self, slots: Sequence[int], prompts: Sequence[tuple[int, ...]]) -> None:
         """Read prompts into slots."""
-        ...
 
     def resume_prompts(
         self, slots: Sequence[int], prompts: Sequence[tuple[int, ...]], held: Sequence[HeldBeginning]
     ) -> None:
         """Read prompts into slots, each behind a beginning that is copied; all are copied before one is read."""
-        ...
+        raise NotImplementedError
 
+    @abstractmethod
     def enter(self, rows: Sequence[int], slots: Sequence[int]) -> Tensor:
         """Rows begin to answer the prompts in these slots: logits [rows, V] of their first token."""
-        ...
 
     def may_extend(self, num_ready: int, num_busy: int, turn_tokens: float) -> bool:
         """Whether it is worth the while to read on in rows that have something to read, `num_busy` others writing.
 
         `turn_tokens`: what a turn took so far, on average.
         """
-        ...
+        return False
 
     def extend(
         self, rows: Sequence[int], slots: Sequence[int], starts: Sequence[int], chunks: Sequence[tuple[int, ...]]
@@ -181,12 +185,12 @@ class DecodeBackend(Protocol):
         `starts[n]` and each other causally; whatever stands at `starts[n]` or behind is written over, never read. The
         row has entered that slot before. The next step reads `log.last` at the place behind the chunk.
         """
-        ...
+        raise NotImplementedError
 
     def fork(self, sources: Sequence[int], targets: Sequence[int], widths: Sequence[int]) -> None:
         """Copy the first own places of rows, so many of each, to rows that have just entered a slot with the same
         prompt; they read on behind that."""
-        ...
+        raise NotImplementedError
 
     def seat(self, slots: Sequence[int | None]) -> None:
         """The slot of each row for the coming steps; None for a free row, or one that waits to read on.
@@ -194,36 +198,36 @@ class DecodeBackend(Protocol):
         The steps compute the first `len(slots)` rows. What a waiting row holds in front of the `starts` of its next
         `extend` stays as it is, in front of that length or behind it.
         """
-        ...
+        return None
 
+    @abstractmethod
     def step(self) -> Draw | None:
         """One token for every row, drawn and logged; None where `take_kept` tells what could have been drawn."""
-        ...
 
     def take_kept(self, rows: int) -> KeptTokens | None:
         """What the first rows could have drawn since the last time, where `step` does not say."""
-        ...
+        return None
 
     def experts(self, row: int, slot: int, prompt: int, own: int) -> Tensor | None:
         """[prompt + own, layers, k], on the host: the experts of a row with so many tokens, -1 for its last, which it
         has drawn and not read; None where they are not noted."""
-        ...
+        return None
 
     def rows_after(self, num_busy: int, num_rows: int, num_waiting: int) -> int:
         """How many rows to go on with: fewer than `num_rows` if moving those that are busy together pays."""
-        ...
+        return num_busy
 
     def renew(self) -> None:
         """The model has other weights: whatever rows and slots hold counts no more. Of a session's backend only."""
-        ...
+        raise NotImplementedError
 
+    @abstractmethod
     def keep(self, rows: Sequence[int], slots: Sequence[int]) -> None:
         """Row n is from now on what row `rows[n]` was, and so for slots. The log is moved already.
 
         Rows may change places with each other, those that wait to read on included, so a row is taken before it is
         written over. Rows and slots behind those that are named are gone.
         """
-        ...
 
 
 @dataclass(frozen=True)

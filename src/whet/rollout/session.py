@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -131,14 +131,19 @@ class LateSession:
         self._opened.close()
 
 
+def session_of(engine: Engine, sampling: Sampling, shape: SessionShape, ended: Ended | None = None) -> Session:
+    """The engine's own session, where it has one; else one over its batches."""
+    own: Any = getattr(engine, "session", None)
+    session: Session = BatchSession(engine, sampling, ended) if own is None else own(sampling, shape)
+    return session
+
+
 @contextmanager
 def open_session(
     engine: Engine, sampling: Sampling, shape: SessionShape, turns: int, ended: Ended | None = None
 ) -> Iterator[Session]:
     """The engine's own session, where it has one and conversations go on; else one over its batches."""
-    own: Any = getattr(engine, "session", None)
-    session: Session = own(sampling, shape) if own is not None and turns > 1 else BatchSession(engine, sampling, ended)
-    try:
+    with closing(
+        session_of(engine, sampling, shape, ended) if turns > 1 else BatchSession(engine, sampling, ended)
+    ) as session:
         yield session
-    finally:
-        session.close()

@@ -11,7 +11,7 @@ is, and why.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from functools import cached_property, partial
 from typing import Any
 
@@ -27,9 +27,10 @@ from whet.model.hooked_decode import HookedDecoder, hooked_decoder
 from whet.model.shared_prefix import long_tensor
 from whet.rollout.buffer_decode import BufferBackend
 from whet.rollout.cuda_decode import GraphBackend, graph_backend
-from whet.rollout.decode_session import DecodeSession, RereadingSession, check_length
+from whet.rollout.decode_session import DecodeSession, check_length
 from whet.rollout.own_cache import OwnCacheBackend, OwnForward, own_forward
 from whet.rollout.scheduler import DecodeBackend, DecodeScheduler, DrawnCompletion, StopRule, decode_job
+from whet.rollout.session import BatchSession
 from whet.types import Request, Sample, Sampling, SessionShape
 
 
@@ -212,7 +213,7 @@ class TorchEngine:
         finally:
             self._lm.model.train(was_training)
 
-    def session(self, sampling: Sampling, shape: SessionShape) -> DecodeSession | RereadingSession:
+    def session(self, sampling: Sampling, shape: SessionShape) -> DecodeSession | closing[BatchSession]:
         """Room for conversations of this shape; `session_path` says how they are written.
 
         The weights are those of now: a session is closed before they change, or told so by its own `load`.
@@ -229,7 +230,7 @@ class TorchEngine:
             with torch.inference_mode() if inference else torch.no_grad():
                 backend = BufferBackend(decoder, job, self._rows_per_batch, shape)
         else:
-            return RereadingSession(self, sampling)
+            return closing(BatchSession(self, sampling))
         return DecodeSession(
             self._lm,
             DecodeScheduler(backend, job, (shape.prompt_tokens, shape.growth)),

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 from torch import Tensor
 
 from whet.objective.preference.objective import PairObjective
 from whet.record.metrics.timer import PhaseTimer
 from whet.rollout.collect import RolloutCollector
+from whet.training.evaluate import Evaluator
 from whet.training.preference import (
     PreferenceDataset,
     PreferenceModels,
     PreferenceRow,
     PreferenceTrainer,
 )
+from whet.training.rows import RowTraining
 from whet.training.step_metrics import group_counts, mean_rewards, uniform_share
 from whet.types import Encoded, Group, Prompt, RunFailed, Sample, StepReport
 
@@ -33,10 +35,10 @@ class OnlinePreferenceTrainer(PreferenceTrainer):
         models: PreferenceModels,
         objective: PairObjective,
         collector: RolloutCollector,
-        **how: Any,
+        evaluator: Evaluator | None = None,
+        **how: Unpack[RowTraining],
     ) -> None:
-        """`how` it trains: what a `PreferenceTrainer` takes besides its dataset."""
-        super().__init__(models, objective, PreferenceDataset(()), online=True, **how)
+        super().__init__(models, objective, PreferenceDataset(()), evaluator, online=True, **how)
         self._collector = collector
 
     def step(self, number: int, timer: PhaseTimer) -> tuple[StepReport, list[tuple[Prompt, Sample]]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -36,10 +36,8 @@ from whet.objective.preference.pair_terms import Zero
 from whet.record.metrics.distribution import length_correlation
 from whet.record.metrics.timer import PhaseTimer
 from whet.training.completion_logp import CompletionScores, LiveReference, ReferenceLogp, score_completions
-from whet.training.distributed.ranks import ALONE, Ranks
 from whet.training.evaluate import Evaluator
-from whet.training.rows import RowTrainer, rank_batches, sum_micro_batches
-from whet.training.sections import OptimizerSection, RowsSection
+from whet.training.rows import RowTrainer, RowTraining, rank_batches, sum_micro_batches
 from whet.types import Prompt, Sample, StepReport, WhetError
 
 # names of the metrics on eval rows: "accuracy" is that of completions to eval prompts
@@ -99,30 +97,15 @@ class PreferenceTrainer(RowTrainer):
         models: PreferenceModels,
         objective: PairObjective,
         dataset: PreferenceDataset,
-        *,
-        batch: RowsSection,
-        optimizer: OptimizerSection,
-        steps: int,
-        seed: int,
         evaluator: Evaluator | None = None,
-        ranks: Ranks = ALONE,
         online: bool = False,
+        **how: Unpack[RowTraining],
     ) -> None:
         """`online`: the dataset is empty, and rows are given step by step, by `learn`."""
         _check(objective, models, dataset, online)
-        num_rows = max(len(dataset.rows), 1)
-        super().__init__(
-            models.policy.model,
-            models.tokenizer,
-            num_rows,
-            batch=batch,
-            optimizer=optimizer,
-            steps=steps,
-            seed=seed,
-            ranks=ranks,
-        )
-        self._models, self._objective, self._dataset, self._evaluator = models, objective, dataset, evaluator
-        self._packed = batch.packed and packs(models.policy)
+        super().__init__(models.policy.model, models.tokenizer, max(len(dataset.rows), 1), evaluator, **how)
+        self._models, self._objective, self._dataset = models, objective, dataset
+        self._packed = self._batch_section.packed and packs(models.policy)
         self._has_margins = any(row.margin for row in dataset.rows)
         self._is_soft = any(row.preference < 1 for row in dataset.rows)
         self._memory: dict[str, Any] = {}
@@ -249,11 +232,7 @@ class PreferenceTrainer(RowTrainer):
             context = self._step_context(self._dataset.eval_rows, 1.0, PhaseTimer())
             metrics = self._total_loss(context, 0, learn=False)
             result = {shown: metrics[name] for name, shown in EVAL_METRICS.items() if name in metrics}
-        if self._evaluator is None:
-            return result
-        self._evaluator.load_weights(self.model.state_dict(), self._version)
-        measured, self.prompt_scores = self._evaluator.measure()
-        return {**result, **measured}
+        return {**result, **self.measured()}
 
     def state(self) -> dict[str, Any]:
         return {**super().state(), "memory": dict(self._memory), "moved": self._reference_moved}

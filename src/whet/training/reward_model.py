@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -52,9 +52,7 @@ from whet.record.metrics.reward_model import (
     step_metrics,
 )
 from whet.record.metrics.timer import PhaseTimer
-from whet.training.distributed.ranks import ALONE, Ranks
-from whet.training.rows import RowTrainer, rank_batches, sum_micro_batches
-from whet.training.sections import OptimizerSection, RowsSection
+from whet.training.rows import RowTrainer, RowTraining, rank_batches, sum_micro_batches
 from whet.types import Prompt, Sample, StepReport, WhetError
 
 
@@ -180,26 +178,12 @@ class RewardModelTrainer(RowTrainer):
         tokenizer: Any,
         objective: RankLoss | LabelLoss,
         dataset: RewardModelDataset,
-        *,
-        batch: RowsSection,
-        optimizer: OptimizerSection,
-        steps: int,
-        seed: int,
-        ranks: Ranks = ALONE,
+        **how: Unpack[RowTraining],
     ) -> None:
         _check(objective, dataset)
-        super().__init__(
-            reward_model.model,
-            tokenizer,
-            len(dataset.rows),
-            batch=batch,
-            optimizer=optimizer,
-            steps=steps,
-            seed=seed,
-            ranks=ranks,
-        )
+        super().__init__(reward_model.model, tokenizer, len(dataset.rows), **how)
         self._reward_model, self._objective, self._dataset = reward_model, objective, dataset
-        self._packed = batch.packed and packs(reward_model.lm)
+        self._packed = self._batch_section.packed and packs(reward_model.lm)
         self._has_margins = any(row.margin for row in dataset.rows)
         self._is_soft = any(row.preference < 1 for row in dataset.rows)
 

@@ -36,7 +36,7 @@ from whet.rollout.collect import Collector, outcomes_of
 from whet.rollout.seed import request_seed
 from whet.training.demonstrations import DemonstrationSource, ShownRow
 from whet.training.distributed.ranks import ALONE, Ranks
-from whet.training.evaluate import Evaluator, PromptScores
+from whet.training.evaluate import Evaluator
 from whet.training.optimizer import (
     adamw,
     optimizer_tensors,
@@ -44,6 +44,7 @@ from whet.training.optimizer import (
     scheduled_rate,
     set_learning_rate,
 )
+from whet.training.run import Trainer
 from whet.training.sections import BatchSection, OptimizerSection
 from whet.training.step_metrics import (
     TokenTraces,
@@ -108,7 +109,7 @@ class RLModels:
     demonstrations: DemonstrationSource | None = None
 
 
-class RLTrainer:
+class RLTrainer(Trainer):
     """Reinforcement learning of one policy by one objective."""
 
     def __init__(
@@ -133,14 +134,15 @@ class RLTrainer:
         `staleness` is how many policy versions completions are behind, where the batch does not say it. Samples of so
         many groups as `traced` says, the best and the worst, tell what became of their tokens.
         """
-        if "ref_logp" in objective.needs() and models.reference is None:
-            raise ValueError(f"the objective {objective.name} needs a reference policy and got none")
-        if {"teacher_logp", "teacher_divergence"} & objective.needs() and models.teacher is None:
-            raise ValueError(f"the objective {objective.name} needs a teacher and got none")
-        if "demonstrated" in objective.needs() and models.demonstrations is None:
-            raise ValueError(f"the objective {objective.name} needs demonstrations and got none")
-        if "value" in objective.needs() and models.critic is None:
-            raise ValueError(f"the objective {objective.name} needs a critic and got none")
+        for fields, found, what in (
+            ({"ref_logp"}, models.reference, "a reference policy"),
+            ({"teacher_logp", "teacher_divergence"}, models.teacher, "a teacher"),
+            ({"demonstrated"}, models.demonstrations, "demonstrations"),
+            ({"value"}, models.critic, "a critic"),
+        ):
+            if found is None and fields & objective.needs():
+                raise ValueError(f"the objective {objective.name} needs {what} and got none")
+        self.model, self.tokenizer = models.policy.model, models.tokenizer
         self._models, self._objective, self._collector = models, objective, collector
         self._batch_section, self._optimizer_section, self._sampling = batch, optimizer, sampling
         self._steps, self._seed, self._evaluator, self._ranks = steps, seed, evaluator, ranks
@@ -151,8 +153,6 @@ class RLTrainer:
         self._version = 0
         self._has_skipped = False
         self._has_unscored, self._unscored_steps = False, 0  # ever; in a row
-        self.rate_factor = 1.0  # what is left of the scheduled learning rate
-        self.prompt_scores: PromptScores = {}
         self._train_state = TrainState(
             models.policy,
             adamw(models.policy.model, optimizer),
@@ -168,14 +168,6 @@ class RLTrainer:
         needs_segments = "segment" in objective.needs()
         self._sentence_ends = sentence_ends(models.tokenizer, models.policy.vocabulary) if needs_segments else None
         models.policy.model.train()
-
-    @property
-    def model(self) -> Any:
-        return self._models.policy.model
-
-    @property
-    def tokenizer(self) -> Any:
-        return self._models.tokenizer
 
     @property
     def taught_by(self) -> str:

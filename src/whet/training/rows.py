@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, NotRequired, TypedDict, TypeVar, Unpack
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from whet.data.cursor import Cursor
 from whet.objective.policy import Loss
 from whet.record.metrics.timer import PhaseTimer
 from whet.training.distributed.ranks import ALONE, Ranks
-from whet.training.evaluate import PromptScores
+from whet.training.evaluate import Evaluator
 from whet.training.optimizer import (
     adamw,
     optimizer_tensors,
@@ -22,6 +22,7 @@ from whet.training.optimizer import (
     scheduled_rate,
     set_learning_rate,
 )
+from whet.training.run import Trainer
 from whet.training.sections import OptimizerSection, RowsSection
 from whet.training.update import NoGradient, NotFinite, UpdateRefused, optimizer_step
 from whet.types import RunFailed, StepReport
@@ -55,30 +56,33 @@ def sum_micro_batches(losses: Sequence[Loss], ranks: Ranks = ALONE) -> dict[str,
     return ranks.sum(totals)
 
 
-class RowTrainer:
-    """A model that learns from rows of data, one optimizer step per step. A trainer adds `step` and `evaluate`."""
+class RowTraining(TypedDict):
+    """How a trainer on rows trains, whatever it learns from them."""
 
-    ended_early: str | None = None  # such a run always takes all its steps
+    batch: RowsSection
+    optimizer: OptimizerSection
+    steps: int
+    seed: int
+    ranks: NotRequired[Ranks]
+
+
+class RowTrainer(Trainer):
+    """A model that learns from rows of data, one optimizer step per step. A trainer adds `step` and `evaluate`."""
 
     def __init__(
         self,
         model: Any,
         tokenizer: Any,
         num_rows: int,
-        *,
-        batch: RowsSection,
-        optimizer: OptimizerSection,
-        steps: int,
-        seed: int,
-        ranks: Ranks = ALONE,
+        evaluator: Evaluator | None = None,
+        **how: Unpack[RowTraining],
     ) -> None:
-        self.model, self.tokenizer, self._ranks = model, tokenizer, ranks
-        self._batch_section, self._optimizer_section, self._steps, self._seed = batch, optimizer, steps, seed
-        self._optimizer = adamw(model, optimizer)
-        self._cursor = Cursor(num_rows, seed)
+        self.model, self.tokenizer, self._evaluator, self._ranks = model, tokenizer, evaluator, how.get("ranks", ALONE)
+        self._batch_section, self._optimizer_section = how["batch"], how["optimizer"]
+        self._steps, self._seed = how["steps"], how["seed"]
+        self._optimizer = adamw(model, self._optimizer_section)
+        self._cursor = Cursor(num_rows, self._seed)
         self._version = 0  # of the weights: the steps taken
-        self.rate_factor = 1.0  # what is left of the scheduled learning rate
-        self.prompt_scores: PromptScores = {}
         model.train()
 
     def take_rows(self, count: int) -> list[int]:
@@ -125,6 +129,14 @@ class RowTrainer:
                 "no weight received a gradient", "the loss does not depend on the weights that are trained"
             )
 
+    def measured(self) -> dict[str, float]:
+        """What completions to eval prompts say of the weights as they are; empty where there are none."""
+        if self._evaluator is None:
+            return {}
+        self._evaluator.load_weights(self.model.state_dict(), self._version)
+        metrics, self.prompt_scores = self._evaluator.measure()
+        return metrics
+
     def state(self) -> dict[str, Any]:
         return {"position": self._cursor.position, "version": self._version}
 
@@ -135,6 +147,3 @@ class RowTrainer:
         self._cursor = replace(self._cursor, position=state["position"])
         self._version = state["version"]
         restore_optimizer(self.model, self._optimizer, tensors.get("optimizer", {}))
-
-    def close(self) -> None:
-        """Nothing was started elsewhere."""

@@ -13,12 +13,13 @@ import resource
 import signal
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any, Protocol
 
 import torch
@@ -88,60 +89,42 @@ class FolderLost(RunFailed):
     """What the run wrote is gone: nothing more must be written in its place."""
 
 
-class Trainer(Protocol):
+class Trainer(ABC):
     """One way of training, a step at a time."""
 
-    @property
-    def model(self) -> Any:
-        """The model in training."""
-        ...
-
-    @property
-    def tokenizer(self) -> Any:
-        """The tokenizer of the model."""
-        ...
-
-    def step(self, number: int, timer: PhaseTimer) -> tuple[StepReport, list[tuple[Prompt, Sample]]]:
-        """Take one step; its report, and the samples it was trained on."""
-        ...
+    model: Any  # in training
+    tokenizer: Any
+    rate_factor = 1.0  # what is left of the scheduled learning rate
+    prompt_scores: PromptScores = MappingProxyType({})  # of the last evaluation; empty where that is not known
 
     @property
     def ended_early(self) -> str | None:
         """Why the run ends before its last step, or None."""
-        ...
+        return None
 
+    @abstractmethod
+    def step(self, number: int, timer: PhaseTimer) -> tuple[StepReport, list[tuple[Prompt, Sample]]]:
+        """Take one step; its report, and the samples it was trained on."""
+
+    @abstractmethod
     def evaluate(self) -> dict[str, float]:
         """Metrics on eval data; empty where there is none."""
-        ...
 
-    @property
-    def prompt_scores(self) -> PromptScores:
-        """What each prompt scored in the last evaluation; empty where that is not known."""
-        ...
-
-    @property
-    def rate_factor(self) -> float:
-        """What is left of the scheduled learning rate."""
-        ...
-
-    @rate_factor.setter
-    def rate_factor(self, value: float) -> None: ...
-
+    @abstractmethod
     def state(self) -> dict[str, Any]:
         """What the next step depends on besides the tensors, as JSON."""
-        ...
 
+    @abstractmethod
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """What the next step depends on besides the model and `state`: named sets of tensors."""
-        ...
 
+    @abstractmethod
     def restore(self, state: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Go back to what `state` and `tensors` gave."""
-        ...
 
     def close(self) -> None:
         """End what it started in other processes."""
-        ...
+        return None
 
 
 class Stateful(Protocol):

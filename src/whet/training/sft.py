@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -13,10 +13,8 @@ from whet.data.packing import padded_rows, row_micro_batches
 from whet.model.causal_lm import CausalLM
 from whet.model.token_logp import Details, packs, token_logp
 from whet.record.metrics.timer import PhaseTimer
-from whet.training.distributed.ranks import ALONE, Ranks
 from whet.training.evaluate import Evaluator
-from whet.training.rows import RowTrainer, rank_batches
-from whet.training.sections import OptimizerSection, RowsSection
+from whet.training.rows import RowTrainer, RowTraining, rank_batches
 from whet.types import Encoded, Prompt, Sample, StepReport
 
 
@@ -28,20 +26,13 @@ class SFTTrainer(RowTrainer):
         policy: CausalLM,
         tokenizer: Any,
         rows: Sequence[Encoded],
-        *,
-        batch: RowsSection,
-        optimizer: OptimizerSection,
-        steps: int,
-        seed: int,
         eval_rows: Sequence[Encoded] = (),
         evaluator: Evaluator | None = None,
-        ranks: Ranks = ALONE,
+        **how: Unpack[RowTraining],
     ) -> None:
-        super().__init__(
-            policy.model, tokenizer, len(rows), batch=batch, optimizer=optimizer, steps=steps, seed=seed, ranks=ranks
-        )
-        self._policy, self._rows, self._eval_rows, self._evaluator = policy, rows, eval_rows, evaluator
-        self._packed = batch.packed and packs(policy)
+        super().__init__(policy.model, tokenizer, len(rows), evaluator, **how)
+        self._policy, self._rows, self._eval_rows = policy, rows, eval_rows
+        self._packed = self._batch_section.packed and packs(policy)
 
     def step(self, number: int, timer: PhaseTimer) -> tuple[StepReport, list[tuple[Prompt, Sample]]]:
         rows = [self._rows[index] for index in self.take_rows(self._batch_section.rows_per_step)]
@@ -68,11 +59,7 @@ class SFTTrainer(RowTrainer):
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
         metrics = {"loss": self._total_loss(self._eval_rows, learn=False)} if self._eval_rows else {}
-        if self._evaluator is None:
-            return metrics
-        self._evaluator.load_weights(self.model.state_dict(), self._version)
-        measured, self.prompt_scores = self._evaluator.measure()
-        return {**metrics, **measured}
+        return {**metrics, **self.measured()}
 
 
 def _equal_weights(logp: Tensor, window: slice | Tensor) -> Tensor:

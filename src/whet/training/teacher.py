@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from whet.data.distillation_target import behind, teacher_texts, with_text
 from whet.model.causal_lm import CausalLM
+from whet.model.reference import FrozenModel, ReferencePolicy
 from whet.rollout.logp_server import LogpServer
 from whet.training.distributed.ranks import ALONE, Ranks
 from whet.training.sections import TeacherSection
@@ -112,19 +113,11 @@ class Teacher(Protocol):
         ...
 
 
-class Openable(Protocol):
-    """Where a model is had for as long as it is needed: `whet.model.reference` has several."""
-
-    def open(self) -> AbstractContextManager[CausalLM]:
-        """The model, loaded for as long as the context lasts."""
-        ...
-
-
 @dataclass(frozen=True)
 class ModelTeacher:
     """A model in this process, on the policy's device or on another; its logits are built chunk by chunk."""
 
-    source: Openable
+    source: FrozenModel | ReferencePolicy
     temperature: float
     micro_batch_tokens: int
     ranks: Ranks = ALONE

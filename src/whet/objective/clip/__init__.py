@@ -9,14 +9,13 @@ whole_batch   rules that look at all tokens of an optimizer step, or all complet
 
 from whet.objective.clip.band import DualClip, FutureDrift, InverseRatio, KeptEdges, PPOClip
 from whet.objective.clip.probability import DivergenceMask, ProbabilityBand, VariationMask
-from whet.objective.clip.rule import Clip, ClipRule
+from whet.objective.clip.rule import ClipRule
 from whet.objective.clip.soft import Cap, GammaGate, GeometricMean, OnPolicy, SoftGate, Tapered, Unclipped
 from whet.objective.clip.whole_batch import BalancedBand, GroupSoftmax, MomentMask, StepClip
 
 __all__ = [
     "BalancedBand",
     "Cap",
-    "Clip",
     "ClipRule",
     "DivergenceMask",
     "DualClip",

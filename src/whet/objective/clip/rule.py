@@ -6,40 +6,30 @@ paper's own expression: reported, never differentiated.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from abc import abstractmethod
+from typing import TYPE_CHECKING, ClassVar
 
-from whet.objective.component import Component, ComponentProtocol
+from whet.objective.component import Component
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Clip(ComponentProtocol, Protocol):
-    """What the loss asks of a clip rule."""
+class ClipRule(Component):
+    """A rule whose surrogate, where it does not say otherwise, is sg[weight] A log pi: its value is weight * A."""
 
-    uses_ratio: ClassVar[bool]
+    uses_ratio: ClassVar[bool] = True
 
+    @abstractmethod
     def __call__(self, ratio: Tensor, advantage: Tensor, action: Tensor, logp: Tensor) -> Tensor: ...
 
     def surrogate(self, ratio: Tensor, advantage: Tensor, action: Tensor, logp: Tensor) -> Tensor:
         """What a token adds to the objective [N, T], for the value only: the gradient's weight is `__call__`."""
-        ...
+        return self(ratio, advantage, action, logp) * advantage
 
     def symbols(self) -> str:
         """A token's term in the objective, such as `r A`."""
-        ...
-
-
-class ClipRule(Component):
-    """A rule whose surrogate is sg[weight] A log pi: its value is weight * A."""
-
-    uses_ratio: ClassVar[bool] = True
-
-    def __call__(self, ratio: Tensor, advantage: Tensor, action: Tensor, logp: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    def surrogate(self, ratio: Tensor, advantage: Tensor, action: Tensor, logp: Tensor) -> Tensor:
-        return self(ratio, advantage, action, logp) * advantage
+        return super().symbols()
 
 
 def pushed_out(move: Tensor, advantage: Tensor, low: float | Tensor, high: float | Tensor) -> Tensor:

@@ -80,20 +80,9 @@ class PairTotals:
     undesirable_tokens: int
     anchor: float = 0.0  # in units of the score; see `PairObjective.anchored`
 
-    def __add__(self, other: PairTotals) -> PairTotals:
-        if self.anchor or other.anchor:
-            raise ValueError("add the totals of all passes and ranks first, then take the step's anchor")
-        return PairTotals(
-            self.pairs + other.pairs,
-            self.desirable + other.desirable,
-            self.undesirable + other.undesirable,
-            self.desirable_tokens + other.desirable_tokens,
-            self.undesirable_tokens + other.undesirable_tokens,
-        )
-
 
 def pair_totals(batch: PairBatch) -> PairTotals:
-    """The counts of a batch; those of all passes and ranks of a step are added."""
+    """The counts of a batch."""
     counted, good = batch.counted[:, None], batch.good
     counts = torch.stack(
         [

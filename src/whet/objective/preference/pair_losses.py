@@ -11,10 +11,11 @@ itself, so that pairs and the same completions without their partners cost the s
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
-from whet.objective.component import Component, ComponentProtocol, number
+from whet.objective.component import Component, number
 from whet.objective.lazy_torch import functional, torch
 from whet.objective.preference.batch import PairCompletions, PairTotals, summed
 
@@ -50,43 +51,36 @@ class PairScores:
         return 1.0 if preference is None else preference.to(self.score.dtype)
 
 
-class CostCurve(ComponentProtocol, Protocol):
+class CostCurve(Component):
     """What a pair costs, [B], or each completion by itself, [B, S]."""
 
-    contrasts: ClassVar[bool]  # it looks at the contrast of a pair
-    anchors: ClassVar[bool]  # it judges completions one by one, so that it matters what they are compared with
-    takes: ClassVar[frozenset[str]]  # which of the batch's `margin` and `preference` it looks at
+    contrasts: ClassVar[bool] = False  # it looks at the contrast of a pair
+    anchors: ClassVar[bool] = False  # it judges completions one by one: it matters what they are compared with
+    takes: ClassVar[frozenset[str]] = frozenset()  # which of the batch's `margin` and `preference` it looks at
 
     @property
     def reward_unit(self) -> float:
-        """beta: the implicit reward is beta times the score."""
-        ...
+        """beta: the implicit reward is beta times the score; 1 for a curve without."""
+        return float(getattr(self, "beta", 1.0))
 
+    @abstractmethod
     def __call__(self, scores: PairScores) -> Tensor:
         """The cost of each pair [B], or of each completion [B, S]."""
-        ...
 
+    @abstractmethod
     def share(self, scores: PairScores, totals: PairTotals) -> Tensor | float:
         """What each cost counts in the step's loss: as the costs, or one number for all."""
-        ...
 
     def symbols(self, score: str, contrast: str) -> str:
         """The cost as an expression of these two, which are expressions themselves."""
-        ...
+        return super().symbols(score, contrast)
 
 
-class PairCurve(Component):
+class PairCurve(CostCurve):
     """A curve on pairs; each counts one over the pairs of the step."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"pairs"})
     contrasts: ClassVar[bool] = True
-    anchors: ClassVar[bool] = False
-    takes: ClassVar[frozenset[str]] = frozenset()
-    beta: float
-
-    @property
-    def reward_unit(self) -> float:
-        return self.beta
 
     def share(self, scores: PairScores, totals: PairTotals) -> Tensor | float:
         return 1 / max(totals.pairs, 1)
@@ -230,10 +224,6 @@ class Rivals(PairCurve):
     in_words: ClassVar[str] = "each rejected token is pushed below a likely rival ({0.coefficient:g})"
     in_symbols: ClassVar[str] = "{0.coefficient:g}/n_l SUM_t -log sigma(log pi(rival_t) - log pi(y_l,t))"
 
-    @property
-    def reward_unit(self) -> float:
-        return 1.0
-
     def __call__(self, scores: PairScores) -> Tensor:
         completions = scores.completions
         rival, own = completions.extras.rival_logp, completions.token_logp
@@ -245,17 +235,10 @@ class Rivals(PairCurve):
         return self.coefficient * lost
 
 
-class CompletionCurve(Component):
+class CompletionCurve(CostCurve):
     """A curve on completions; each counts one over the completions of its class in the step."""
 
-    contrasts: ClassVar[bool] = False
     anchors: ClassVar[bool] = True
-    takes: ClassVar[frozenset[str]] = frozenset()
-    beta: float
-
-    @property
-    def reward_unit(self) -> float:
-        return self.beta
 
     def share(self, scores: PairScores, totals: PairTotals) -> Tensor | float:
         return by_class(scores, 1 / max(totals.desirable, 1), 1 / max(totals.undesirable, 1))

@@ -15,11 +15,12 @@ How much does a row count? Weights of rows `(completions) -> [B]`, never with gr
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 from whet.objective.advantage import Memory
-from whet.objective.component import Component, ComponentProtocol, number
+from whet.objective.component import Component, number
 from whet.objective.lazy_torch import torch
 from whet.objective.preference.batch import PairBatch, PairCompletions, PairTotals, summed
 
@@ -27,21 +28,22 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class PairContrast(ComponentProtocol, Protocol):
+class PairContrast(Component):
     """The difference of the two scores of a pair, [B]."""
 
+    @abstractmethod
     def __call__(self, chosen: Tensor, rejected: Tensor) -> Tensor: ...
 
     def at(self, progress: float) -> PairContrast:
         """The contrast when this share of the run, in [0, 1], is done."""
-        ...
+        return self
 
     def symbols(self) -> str:
         """In terms of s_w and s_l."""
-        ...
+        return super().symbols()
 
 
-class ScoreDifference(Component):
+class ScoreDifference(PairContrast):
     """m = s_w - s_l."""
 
     name: ClassVar[str] = "difference"
@@ -50,12 +52,9 @@ class ScoreDifference(Component):
     def __call__(self, chosen: Tensor, rejected: Tensor) -> Tensor:
         return chosen - rejected
 
-    def at(self, progress: float) -> ScoreDifference:
-        return self
-
 
 @dataclass(frozen=True)
-class Shifted(Component):
+class Shifted(PairContrast):
     """m = s_w - f s_l, f from `factor` at the start linearly to `final` at the end. Yang 2025 (2502.07599).
 
     With s = log pi / ref the factor applies to the reference too.
@@ -78,7 +77,7 @@ class Shifted(Component):
 
 
 @dataclass(frozen=True)
-class Protected(Component):
+class Protected(PairContrast):
     """m = s_w - s_l - penalty max(0, -s_w). Pal 2024 (2402.13228)."""
 
     penalty: float = number(50.0, above=0, instead="objective.contrast=difference")
@@ -91,28 +90,23 @@ class Protected(Component):
     def __call__(self, chosen: Tensor, rejected: Tensor) -> Tensor:
         return chosen - rejected - self.penalty * (-chosen).clamp(min=0)
 
-    def at(self, progress: float) -> Protected:
-        return self
 
-
-class ImitateGood(ComponentProtocol, Protocol):
+class ImitateGood(Component):
     """What is added to the cost of a row for imitating its good completion."""
 
-    def __call__(self, completions: PairCompletions, totals: PairTotals) -> Tensor | None: ...
+    def __call__(self, completions: PairCompletions, totals: PairTotals) -> Tensor | None:
+        return None
 
     def symbols(self) -> str:
         """The term with its sign, such as ` - 0.1 log pi(y_w)`; empty for none."""
-        ...
+        return super().symbols()
 
 
-class NoPairImitation(Component):
+class NoPairImitation(ImitateGood):
     """Nothing."""
 
     name: ClassVar[str] = "none"
     in_symbols: ClassVar[str] = ""
-
-    def __call__(self, completions: PairCompletions, totals: PairTotals) -> Tensor | None:
-        return None
 
 
 def _good(completions: PairCompletions, values: Tensor) -> Tensor:
@@ -120,7 +114,7 @@ def _good(completions: PairCompletions, values: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Summed(Component):
+class Summed(ImitateGood):
     """-coefficient log pi(y_w), mean over the good completions of the step: a long completion counts with its
     length."""
 
@@ -134,7 +128,7 @@ class Summed(Component):
 
 
 @dataclass(frozen=True)
-class PerCompletion(Component):
+class PerCompletion(ImitateGood):
     """-coefficient / n_w log pi(y_w), mean over the good completions of the step: all completions count alike."""
 
     coefficient: float = number(1.0, above=0, instead="objective.imitate=none")
@@ -147,7 +141,7 @@ class PerCompletion(Component):
 
 
 @dataclass(frozen=True)
-class PerToken(Component):
+class PerToken(ImitateGood):
     """-coefficient / M log pi(y_w), M the tokens of all good completions of the step: all tokens count alike."""
 
     coefficient: float = number(1.0, above=0, instead="objective.imitate=none")
@@ -159,27 +153,25 @@ class PerToken(Component):
         return -self.coefficient / max(totals.desirable_tokens, 1) * _good(completions, completions.logp)
 
 
-class PairWeight(ComponentProtocol, Protocol):
+class PairWeight(Component):
     """How much a row counts, [B], without gradient; None where all count alike."""
 
-    def __call__(self, completions: PairCompletions) -> Tensor | None: ...
+    def __call__(self, completions: PairCompletions) -> Tensor | None:
+        return None
 
     def symbols(self) -> str:
         """The factor in front of a row's cost."""
-        ...
+        return super().symbols()
 
 
-class Alike(Component):
+class Alike(PairWeight):
     """1."""
 
     name: ClassVar[str] = "alike"
     in_symbols: ClassVar[str] = ""
 
-    def __call__(self, completions: PairCompletions) -> Tensor | None:
-        return None
 
-
-class OwnWords(Component):
+class OwnWords(PairWeight):
     """w_w w_l, w = exp( 1/n SUM_t (logp_t - log SUM_v p_v^2) ). Zhou 2024 (2406.11827), equation 2.
 
     Small for a completion the policy would hardly have drawn itself.
@@ -202,7 +194,7 @@ class OwnWords(Component):
 
 
 @dataclass(frozen=True)
-class MarginGate(Component):
+class MarginGate(PairWeight):
     """sigma((bias - (log pi(y_w) - log pi(y_l))) / temperature). Xu 2023 (2312.16682)."""
 
     bias: float = 0.0
@@ -217,44 +209,34 @@ class MarginGate(Component):
         return torch.sigmoid((self.bias - (logp[:, 0] - logp[:, 1])) / self.temperature)
 
 
-class Anchor(ComponentProtocol, Protocol):
+class Anchor(Component):
     """What the score of a single completion is compared with: one number per step, from sums over all of its rows."""
 
     def sums(self, score: Tensor, batch: PairBatch) -> Tensor:
         """float64 [4]: sum and count over the good completions, sum and count over the others."""
-        ...
+        counted = batch.counted[:, None]
+        sums = []
+        for chosen in (counted & batch.good, counted & ~batch.good):
+            sums += [torch.where(chosen, score.detach().double(), 0.0).sum(), chosen.sum().double()]
+        return torch.stack(sums)
 
     def value(self, sums: Tensor, memory: Memory) -> tuple[float, Memory]:
         """What scores are compared with, and the memory after the step; `sums` cover all passes and ranks."""
-        ...
+        return 0.0, memory
 
     def symbols(self) -> str:
         """The number as an expression; empty for 0."""
-        ...
+        return super().symbols()
 
 
-def _sums(score: Tensor, batch: PairBatch) -> Tensor:
-    counted = batch.counted[:, None]
-    sums = []
-    for chosen in (counted & batch.good, counted & ~batch.good):
-        sums += [torch.where(chosen, score.detach().double(), 0.0).sum(), chosen.sum().double()]
-    return torch.stack(sums)
-
-
-class Zero(Component):
+class Zero(Anchor):
     """s as it is."""
 
     name: ClassVar[str] = "zero"
     in_symbols: ClassVar[str] = ""
 
-    def sums(self, score: Tensor, batch: PairBatch) -> Tensor:
-        return _sums(score, batch)
 
-    def value(self, sums: Tensor, memory: Memory) -> tuple[float, Memory]:
-        return 0.0, memory
-
-
-class Mismatched(Component):
+class Mismatched(Anchor):
     """z = max(0, mean of d over prompts with the completion to another prompt). Ethayarajh 2024 (2402.01306).
 
     Its sums are those of a batch of mismatched completions, made by `mismatched_rows` over the whole step.
@@ -267,16 +249,13 @@ class Mismatched(Component):
     )
     in_symbols: ClassVar[str] = "max(0, mean over mismatched pairs)"
 
-    def sums(self, score: Tensor, batch: PairBatch) -> Tensor:
-        return _sums(score, batch)
-
     def value(self, sums: Tensor, memory: Memory) -> tuple[float, Memory]:
         good, num_good, bad, num_bad = sums.tolist()
         return max(0.0, (good + bad) / max(num_good + num_bad, 1)), memory
 
 
 @dataclass(frozen=True)
-class AnchorRunningMean(Component):
+class AnchorRunningMean(Anchor):
     """delta = (mean of s over good completions + mean over bad ones) / 2, averaged over the steps, this one included.
 
     Jung 2024 (2404.04656). decay 1 weighs all steps alike; below 1 old ones fade.
@@ -286,9 +265,6 @@ class AnchorRunningMean(Component):
     name: ClassVar[str] = "running_mean"
     in_words: ClassVar[str] = "completions are compared with the running mean of what completions are worth"
     in_symbols: ClassVar[str] = "running mean of s"
-
-    def sums(self, score: Tensor, batch: PairBatch) -> Tensor:
-        return _sums(score, batch)
 
     def value(self, sums: Tensor, memory: Memory) -> tuple[float, Memory]:
         good, num_good, bad, num_bad = sums.tolist()

@@ -6,9 +6,8 @@ Scores and logits carry the gradient; whoever calls has taken them at the last r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 from whet.objective.component import Component
 from whet.objective.lazy_torch import functional, torch
@@ -39,10 +38,6 @@ class RankBatch:
         """bool [B]."""
         return self.better.flatten(1).any(-1)
 
-    def select(self, rows: Tensor | Sequence[int]) -> RankBatch:
-        """The batch with these rows only, in this order."""
-        return _selected(self, rows, self.rank.device)
-
 
 @dataclass(frozen=True)
 class LabelBatch:
@@ -52,21 +47,6 @@ class LabelBatch:
     label: Tensor  # [N, T], the probability of being right: 0 and 1, or soft labels in between
     judged: Tensor  # bool [N, T], where a label stands
     weight: Tensor | None = None  # [N]; None: 1
-
-    def select(self, rows: Tensor | Sequence[int]) -> LabelBatch:
-        """The batch with these rows only, in this order."""
-        return _selected(self, rows, self.label.device)
-
-
-def _selected(batch: Any, rows: Tensor | Sequence[int], device: torch.device) -> Any:
-    index = torch.as_tensor(rows, dtype=torch.long, device=device)
-    tensors = {name: value for name in batch.__dataclass_fields__ if (value := getattr(batch, name)) is not None}
-    return replace(batch, **{name: value[index] for name, value in tensors.items()})
-
-
-def pair_ranks(num_pairs: int) -> Tensor:
-    """int64 [B, 2]: chosen first."""
-    return torch.tensor([0, 1]).repeat(num_pairs, 1)
 
 
 @dataclass(frozen=True)
@@ -78,30 +58,13 @@ class RewardTotals:
     answers: int = 0  # answers in rows that count
     labels: int = 0  # places judged
 
-    def __add__(self, other: RewardTotals) -> RewardTotals:
-        return RewardTotals(
-            self.rows + other.rows, self.pairs + other.pairs, self.answers + other.answers, self.labels + other.labels
-        )
-
 
 def reward_totals(batch: RankBatch | LabelBatch) -> RewardTotals:
-    """The counts of a batch; those of all passes and ranks of a step are added."""
+    """The counts of a batch."""
     if isinstance(batch, LabelBatch):
         return RewardTotals(int(batch.judged.any(-1).sum()), labels=int(batch.judged.sum()))
     answers = (batch.rank >= 0) & batch.counted[:, None]
     return RewardTotals(int(batch.counted.sum()), int(batch.better.sum()), int(answers.sum()))
-
-
-class RankCost(Protocol):
-    """What a ranking costs, [B], from the scores of its answers."""
-
-    name: ClassVar[str]
-
-    def __call__(self, batch: RankBatch, score: Tensor) -> Tensor: ...
-
-    def words(self) -> str:
-        """The cost in a sentence; empty where there is nothing to say."""
-        ...
 
 
 class AllPairs(Component):
@@ -158,7 +121,7 @@ class RankLoss:
     0.01. For K answers it is taken over the ordered pairs of a row, as the first.
     """
 
-    cost: RankCost
+    cost: AllPairs | PlackettLuce  # of a ranking, [B], from the scores of its answers
     centre: float = 0.0
 
     def __post_init__(self) -> None:
@@ -235,12 +198,3 @@ class LabelLoss:
             for name, values in watched.items()
         }
         return Loss(value, {"loss": value.detach(), **sums})
-
-
-def until_first_wrong(label: Tensor, judged: Tensor) -> Tensor:
-    """bool [N, T]: the judged places up to and with the first wrong one. Lightman 2023 (2305.20050).
-
-    After a wrong step nobody can say what is right, so later labels teach nothing.
-    """
-    wrong = judged & (label < 0.5)
-    return judged & (wrong.cumsum(-1) - wrong.long() == 0)

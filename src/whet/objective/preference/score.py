@@ -6,10 +6,11 @@ d = log pi - log pi_ref of the whole completion, q = log pi a token, n its numbe
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
-from whet.objective.component import Component, ComponentProtocol, number
+from whet.objective.component import Component, number
 from whet.objective.lazy_torch import functional, torch
 from whet.objective.preference.batch import PairCompletions
 
@@ -20,17 +21,18 @@ if TYPE_CHECKING:
 LARGEST_EXPONENT = 40.0
 
 
-class CompletionScore(ComponentProtocol, Protocol):
+class CompletionScore(Component):
     """What a completion is worth, [B, S], from its log-probabilities."""
 
+    @abstractmethod
     def __call__(self, completions: PairCompletions) -> Tensor: ...
 
     def symbols(self) -> str:
         """The score of a completion y, as it stands in a formula."""
-        ...
+        return super().symbols()
 
 
-class LogRatio(Component):
+class LogRatio(CompletionScore):
     """s = d. Rafailov 2023 (2305.18290), equation 5 without beta."""
 
     name: ClassVar[str] = "log_ratio"
@@ -44,7 +46,7 @@ class LogRatio(Component):
         return completions.log_ratio
 
 
-class MeanLogRatio(Component):
+class MeanLogRatio(CompletionScore):
     """s = d / n. Lambert 2024 (2411.15124)."""
 
     name: ClassVar[str] = "mean_log_ratio"
@@ -56,7 +58,7 @@ class MeanLogRatio(Component):
         return completions.log_ratio / completions.lengths
 
 
-class LogLikelihood(Component):
+class LogLikelihood(CompletionScore):
     """s = log pi(y): a uniform reference. Xu 2024 (2401.08417)."""
 
     name: ClassVar[str] = "logp"
@@ -67,7 +69,7 @@ class LogLikelihood(Component):
         return completions.logp
 
 
-class MeanLogLikelihood(Component):
+class MeanLogLikelihood(CompletionScore):
     """s = q = log pi(y) / n. Meng 2024 (2405.14734), equation 4 without beta."""
 
     name: ClassVar[str] = "mean_logp"
@@ -80,7 +82,7 @@ class MeanLogLikelihood(Component):
         return completions.mean_logp
 
 
-class LogOdds(Component):
+class LogOdds(CompletionScore):
     """s = log p/(1-p), p = exp(q) the geometric mean of the tokens' probabilities. Hong 2024 (2403.07691)."""
 
     name: ClassVar[str] = "log_odds"
@@ -94,7 +96,7 @@ class LogOdds(Component):
 
 
 @dataclass(frozen=True)
-class PowerReward(Component):
+class PowerReward(CompletionScore):
     """s = (1 - p^-alpha) / alpha, p = exp(q); alpha -> 0 gives q. Gupta 2025 (2501.03884)."""
 
     alpha: float = 0.25
@@ -112,7 +114,7 @@ class PowerReward(Component):
         return f"(1 - p^-{self.alpha:g})/{self.alpha:g}, p = pi(y)^(1/n)" if self.alpha else "1/n log pi(y)"
 
 
-class WeighedEntropy(Component):
+class WeighedEntropy(CompletionScore):
     """s = (log pi(y) + 1) / n: what is stationary for E[r] + beta H_w, the entropy with weights w = 1/n.
 
     The reward inside Rashidinejad 2024 (2412.09544); its drifting labels and its constants are not built.
@@ -126,7 +128,7 @@ class WeighedEntropy(Component):
         return (completions.logp + 1) / completions.lengths
 
 
-class ForwardKL(Component):
+class ForwardKL(CompletionScore):
     """s = f'(pi/ref) = 1 - exp(-d), f(t) = -log t. Wang 2023 (2309.16240)."""
 
     name: ClassVar[str] = "forward_kl"
@@ -138,7 +140,7 @@ class ForwardKL(Component):
         return -torch.expm1((-completions.log_ratio).clamp(max=LARGEST_EXPONENT))
 
 
-class JensenShannon(Component):
+class JensenShannon(CompletionScore):
     """s = f'(pi/ref) = log 2 + log sigmoid(d). Wang 2023 (2309.16240). Bounded above by log 2."""
 
     name: ClassVar[str] = "jensen_shannon"
@@ -153,7 +155,7 @@ class JensenShannon(Component):
 
 
 @dataclass(frozen=True)
-class AlphaDivergence(Component):
+class AlphaDivergence(CompletionScore):
     """s = f'(pi/ref) = (exp((alpha - 1) d) - 1) / (alpha - 1); alpha = 1 is d, 0 the forward KL's.
 
     Wang 2023 (2309.16240), whose own letter is 1 - alpha.
@@ -175,7 +177,7 @@ class AlphaDivergence(Component):
 
 
 @dataclass(frozen=True)
-class SharedLength(Component):
+class SharedLength(CompletionScore):
     """s = SUM_t w_t (logp_t - ref_logp_t), w = 1 up to the shorter completion's length and `tail` after it.
 
     Liu 2024 (2409.06411). The tail is discounted under the policy and under the reference alike.

@@ -6,7 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 from whet.objective import AXES, PRESETS
-from whet.objective.clip import Clip
+from whet.objective.clip import ClipRule
 from whet.pages.clip_plots import (
     COMPLETION_TOKENS,
     SIDES,
@@ -47,7 +47,7 @@ def rule_sliders(name: str) -> list[lab.Slider]:
     ]
 
 
-def rule_of(settings: lab.LabSettings) -> Clip:
+def rule_of(settings: lab.LabSettings) -> ClipRule:
     """The rule that is chosen, with its numbers as they are set. A combination it does not take is a ValueError."""
     name = str(settings["rule"])
     given = {path.partition(".")[2]: lab.number(settings, path) for path in settings if path.startswith(f"{name}.")}
@@ -65,7 +65,7 @@ def _by_interest(own: float, used: set[float]) -> list[float]:
     return list(dict.fromkeys(float(f"{value:.4g}") for value in found))
 
 
-def _seen(rule: Clip) -> tuple[float, ...]:
+def _seen(rule: ClipRule) -> tuple[float, ...]:
     return tuple(weight for p in (0.2, 0.9) for side, _ in SIDES for weight in weights(rule, PROBES, side, p))
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from whet.objective import AXES, Objective, step_totals
-from whet.objective.clip import Clip
+from whet.objective.clip import ClipRule
 from whet.pages.clip_plots import remembered
 from whet.pages.lab import experiment as lab
 from whet.types import TokenBatch
@@ -30,7 +30,7 @@ class Lift:
 
 
 @remembered
-def lifted(clip: Clip, start: float, updates: int, rate: float, steps: int = STEPS) -> Lift:
+def lifted(clip: ClipRule, start: float, updates: int, rate: float, steps: int = STEPS) -> Lift:
     """Train the softmax on groups in which the rare token, which is right, occurs once, and so does each common one.
 
     What a real run would add is the luck of drawing the rare token at all.
@@ -80,7 +80,7 @@ def _table(settings: lab.LabSettings) -> lab.LabTable:
     high, start = lab.number(settings, "high"), lab.number(settings, "start")
     updates, rate = int(lab.number(settings, "updates")), lab.number(settings, "rate")
     clip: Any = AXES["clip"]["ppo_clip"]
-    rules: dict[str, Clip] = {
+    rules: dict[str, ClipRule] = {
         f"high {high:g}": clip(LOW, high),
         f"high {LOW:g}, as low": clip(LOW, LOW),
         "no edge": AXES["clip"]["unclipped"](),

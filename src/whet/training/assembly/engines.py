@@ -22,7 +22,7 @@ from whet.rollout.async_rollout import BackgroundSession, GroupWriter, SessionWr
 from whet.rollout.collect import PromptDataset, RolloutSpec
 from whet.rollout.engines import build_engine
 from whet.rollout.episode_writer import EpisodeWriter
-from whet.rollout.session import BatchSession
+from whet.rollout.session import session_of
 from whet.rollout.torch_engine import TorchEngine
 from whet.training.config import Config, EvaluationConfig, PolicyConfig
 from whet.training.distributed.ranks import Ranks
@@ -183,7 +183,7 @@ def async_writer(
         from whet.training.distributed.background import ThreadSession
 
         copied_engine = config_engine(config, whole_copy(policy), loaded, on_copy=True)
-        session = ThreadSession(opened_session(copied_engine, spec.sampling, shape), device)
+        session = ThreadSession(session_of(copied_engine, spec.sampling, shape), device)
     else:
         from whet.training.distributed.background import ProcessSession
 
@@ -197,11 +197,4 @@ def open_session(
 ) -> Session:
     """Runs in the engine's own process: its policy, and a session of its engine."""
     policy, loaded = load_for_writing(config, weights)
-    return opened_session(config_engine(config, policy, loaded, maker=maker, on_copy=True), sampling, shape)
-
-
-def opened_session(engine: Engine, sampling: Sampling, shape: SessionShape) -> Session:
-    """A session of the engine's own, or over its batches."""
-    own: Any = getattr(engine, "session", None)
-    session: Session = BatchSession(engine, sampling) if own is None else own(sampling, shape)
-    return session
+    return session_of(config_engine(config, policy, loaded, maker=maker, on_copy=True), sampling, shape)

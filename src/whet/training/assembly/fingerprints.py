@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from whet.data.source import SourceKind, parse_source
 from whet.model.checkpoint import STATE
@@ -17,27 +17,9 @@ from whet.types import WhetError
 MODEL_FILES = (".safetensors", ".bin", ".json", ".model", ".txt", ".jinja")
 
 
-class Inputs(Protocol):
-    """A config that names data, a model and eval data."""
-
-    @property
-    def data(self) -> Any:
-        """The section that names the training data."""
-        ...
-
-    @property
-    def model(self) -> Any:
-        """The section that names the model."""
-        ...
-
-    @property
-    def eval(self) -> Any:
-        """The section that names the eval data."""
-        ...
-
-
-def input_digests(config: Inputs) -> dict[str, str]:
-    """By what they are of: `#` and a digest for what lies on this machine, else the name."""
+def input_digests(config: Any) -> dict[str, str]:
+    """By what they are of: `#` and a digest for what lies on this machine, else the name. Any config will do whose
+    sections `data`, `model` and `eval` name theirs."""
     digests = {"data": data_digest(config.data.source), "model": model_digest(config.model.name)}
     if teacher := getattr(getattr(config, "teacher", None), "name", ""):
         digests["teacher"] = teacher if teacher == "self" else model_digest(teacher)

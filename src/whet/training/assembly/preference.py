@@ -35,6 +35,7 @@ from whet.training.assembly.rows import (
     naming_source,
     overlap_facts,
     refuse_too_long,
+    row_training,
     rows_summary,
     task_rows,
     too_long_note,
@@ -100,17 +101,8 @@ def build_preference(
         refuse_too_long(config.data, too_long, loaded.context)
     models = _models(config, runtime, objective, [*rows, *eval_rows])
     with naming_source(source):  # labels of one kind only
-        trainer = PreferenceTrainer(
-            models,
-            objective,
-            PreferenceDataset(rows, eval_rows),
-            batch=config.batch,
-            optimizer=config.optimizer,
-            steps=config.steps,
-            seed=config.seed,
-            evaluator=evaluator,
-            ranks=runtime.ranks,
-        )
+        dataset = PreferenceDataset(rows, eval_rows)
+        trainer = PreferenceTrainer(models, objective, dataset, evaluator, **row_training(config, runtime.ranks))
     left_out = left_out_phrases(train, evaluation)
     data = rows_summary(source, len(rows), len(eval_rows), dropped + too_long, left_out)
     lengths = rows_fact([completion.tokens for row in rows for completion in row.family])
@@ -141,17 +133,8 @@ def build_online_preference(
         PromptOrder(len(prompts), config.seed),
         runner=None if ranks.size == 1 else SharedRunner(EnvironmentRunner(runtime.engine), ranks),
     )
-    trainer = OnlinePreferenceTrainer(
-        _models(config, runtime, objective, ()),
-        objective,
-        collector,
-        batch=config.batch,
-        optimizer=config.optimizer,
-        steps=config.steps,
-        seed=config.seed,
-        evaluator=evaluator,
-        ranks=ranks,
-    )
+    models = _models(config, runtime, objective, ())
+    trainer = OnlinePreferenceTrainer(models, objective, collector, evaluator, **row_training(config, ranks))
     return trainer, {
         **decode_facts(runtime, sampling, tokens),
         "data": data_summary(config, prompts, eval_prompts),

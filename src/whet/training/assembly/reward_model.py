@@ -26,6 +26,7 @@ from whet.training.assembly.rows import (
     naming_source,
     overlap_facts,
     refuse_too_long,
+    row_training,
     rows_summary,
     task_rows,
     too_long_note,
@@ -96,16 +97,9 @@ def build_reward_model_run(
         reward_model = sharded_scalar_model(reward_model, runtime.shards)
     rows = bootstrap_rows(rows, heads, config.seed) if heads > 1 and config.reward_model.bootstrap else rows
     with naming_source(source, too_long_note(dropped) if dropped else ""):
+        dataset = RewardModelDataset(rows, eval_rows)
         trainer = RewardModelTrainer(
-            reward_model,
-            tokenizer,
-            _loss(config),
-            RewardModelDataset(rows, eval_rows),
-            batch=config.batch,
-            optimizer=config.optimizer,
-            steps=config.steps,
-            seed=config.seed,
-            ranks=runtime.ranks,
+            reward_model, tokenizer, _loss(config), dataset, **row_training(config, runtime.ranks)
         )
     left_out = left_out_phrases(train, evaluation)
     data = rows_summary(source, len(rows), len(eval_rows), dropped + too_long, left_out)

@@ -16,7 +16,9 @@ from whet.data.usable import Usable, left_out_words, usable, without
 from whet.objective.presets.reward_model import REWARD_MODELS
 from whet.record.text import count_of
 from whet.training.assembly.forms import PromptForm, prompt_form, stated_form
-from whet.training.config import PreferenceConfig, RewardModelConfig
+from whet.training.config import PreferenceConfig, RewardModelConfig, SFTConfig
+from whet.training.distributed.ranks import Ranks
+from whet.training.rows import RowTraining
 from whet.types import Prompt, WhetError
 
 Read = Callable[..., list[Any]]
@@ -127,6 +129,17 @@ def file_rows(
     if not config.eval.source:
         return train, []
     return train, read_usable(data, config.eval.source, reader, form=prompt_form(config, config.eval.source))
+
+
+def row_training(config: SFTConfig | PreferenceConfig | RewardModelConfig, ranks: Ranks) -> RowTraining:
+    """How the run trains on its rows."""
+    return {
+        "batch": config.batch,
+        "optimizer": config.optimizer,
+        "steps": config.steps,
+        "seed": config.seed,
+        "ranks": ranks,
+    }
 
 
 @contextmanager

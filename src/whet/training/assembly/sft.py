@@ -11,7 +11,14 @@ from whet.data.tasks import Task, demonstrations
 from whet.model.load import LoadedModel
 from whet.training.assembly.forms import prompt_form
 from whet.training.assembly.prompts import data_summary
-from whet.training.assembly.rows import column_facts, encodable, left_out_phrases, overlap_facts, read_usable
+from whet.training.assembly.rows import (
+    column_facts,
+    encodable,
+    left_out_phrases,
+    overlap_facts,
+    read_usable,
+    row_training,
+)
 from whet.training.assembly.runtime import Runtime, rows_fact
 from whet.training.config import SFTConfig
 from whet.training.distributed.shard import sharded
@@ -68,13 +75,9 @@ def build_sft(
         runtime.policy if runtime.shards is None else sharded(runtime.policy, runtime.shards),
         loaded.tokenizer,
         encoded,
-        batch=config.batch,
-        optimizer=config.optimizer,
-        steps=config.steps,
-        seed=config.seed,
-        eval_rows=eval_encoded,
-        evaluator=evaluator,
-        ranks=runtime.ranks,
+        eval_encoded,
+        evaluator,
+        **row_training(config, runtime.ranks),
     )
     phrases = [data_summary(config, (), eval_prompts), *left_out_phrases(rows, eval_rows)]
     phrases += [f"{dropped} left out: too long for the context"] if dropped else []

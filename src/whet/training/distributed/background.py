@@ -19,7 +19,8 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,15 +37,6 @@ class EngineLost(WhetError):
     """The process or thread that writes has ended, or is silent; the message says why."""
 
 
-class _IdleSeconds(Protocol):
-    value: float
-
-
-class _ThreadIdle:
-    def __init__(self) -> None:
-        self.value = 0.0
-
-
 Finished = list[tuple[int, Sample]]
 
 
@@ -52,7 +44,7 @@ def write_on(
     session: Session,
     commands: Any,
     tell: Callable[[Finished], object],
-    idle: _IdleSeconds,
+    idle: Any,
     goes_on: Callable[[], bool],
 ) -> None:
     """Do what the commands say and write, until one says "close" or the run is gone."""
@@ -133,7 +125,7 @@ class _RunCommands(_Inbox):
 class _Front:
     """What threads and processes have in common: numbers that are out, and results that come in."""
 
-    def __init__(self, commands: Any, idle: _IdleSeconds) -> None:
+    def __init__(self, commands: Any, idle: Any) -> None:
         self._commands, self._idle = commands, idle
         self._results: queue.SimpleQueue[Finished | str] = queue.SimpleQueue()  # a text says why it is over
         self._out: set[int] = set()
@@ -147,9 +139,13 @@ class _Front:
                 self.heard(number, sample)
         self._results.put(finished)
 
+    def tell(self, name: str, *arguments: Any) -> None:
+        """Call a method of the session, between two moments of writing."""
+        self._commands.put((name, arguments))
+
     def add(self, number: int, request: Request) -> None:
         self._out.add(number)
-        self._commands.put(("add", (number, request)))
+        self.tell("add", number, request)
 
     def release(self, number: int) -> None:
         """Done where it was written: a request in the background is not continued."""
@@ -197,8 +193,10 @@ class ThreadSession(_Front):
     """
 
     def __init__(self, session: Session, device: torch.device | None = None) -> None:
-        super().__init__(queue.Queue(), _ThreadIdle())
+        super().__init__(queue.Queue(), SimpleNamespace(value=0.0))
         self._session = session
+        self.error: BaseException | None = None  # that ended the thread
+        self._num_threads = torch.get_num_threads()
         self._device = device if device is not None and device.type == "cuda" else None
         if self._device is not None:
             torch.cuda.synchronize(self._device)  # the session was opened on another stream
@@ -209,20 +207,22 @@ class ThreadSession(_Front):
         copied = {name: value.detach().clone() for name, value in weights.items()}  # the trainer writes over them
         if self._device is not None:
             torch.cuda.current_stream(self._device).synchronize()  # the thread reads them on another stream
-        self._commands.put(("load", (copied, version)))
+        self.tell("load", copied, version)
 
     def close(self) -> None:
         if self._is_open:
             self._is_open = False
-            self._commands.put(("close", ()))
+            self.tell("close")
             self._thread.join()
 
     def _run(self) -> None:
+        torch.set_num_threads(self._num_threads)  # a new thread has its own number
         stream = nullcontext() if self._device is None else torch.cuda.stream(torch.cuda.Stream(self._device))
         try:
-            with stream:
+            with stream, torch.no_grad():
                 write_on(self._session, self._commands, self._tell, self._idle, lambda: True)
         except BaseException as error:
+            self.error = error
             self._results.put(f"{type(error).__name__}: {error}")
         finally:
             self._session.close()
@@ -293,14 +293,14 @@ class ProcessSession(_Front):
         for name, value in weights.items():
             self._shared[name].copy_(value.detach())
         self._taken.clear()
-        self._commands.put(("load", (version,)))
+        self.tell("load", version)
 
     def close(self) -> None:
         if not self._is_open:
             return
         self._is_open = False
         atexit.unregister(self.close)
-        self._commands.put(("close", ()))
+        self.tell("close")
         self._process.join(10)  # it ends when what it has put is received
         if self._process.is_alive():
             self._process.kill()
@@ -341,7 +341,7 @@ def _serve(
     shared: Mapping[str, Tensor],
     commands: Connection,
     results: Connection,
-    idle: _IdleSeconds,
+    idle: Any,
     parent: int,
 ) -> None:
     import signal

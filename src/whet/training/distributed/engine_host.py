@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import queue
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
@@ -14,10 +13,9 @@ import torch
 
 from whet.model.causal_lm import CausalLM
 from whet.protocols import Engine, Session
-from whet.rollout.session import BatchSession
+from whet.rollout.session import session_of
 from whet.rollout.weight_sync_check import fingerprint
-from whet.threads import Thread
-from whet.training.distributed.background import Finished, write_on
+from whet.training.distributed.background import EngineLost, ThreadSession
 from whet.training.distributed.wire import PackedWeights, load_weights, packed_samples
 from whet.types import Request, Sample, Sampling, SessionShape
 
@@ -48,7 +46,9 @@ class EngineHost:
         self._policy, self._make, self._owns_weights = policy, make, owns_weights
         self._engine = make()
         self._version = 0
-        self._thread: _SessionThread | None = None
+        self._session: _HostedSession | None = None
+        self._thread: ThreadSession | None = None  # that advances it
+        self._reported_seconds = 0.0
         self._beside: Engine | None = None  # for batches, while a session has the engine's buffers
 
     def load(self, version: int, *weights: PackedWeights) -> dict[str, int] | None:
@@ -68,33 +68,44 @@ class EngineHost:
         if self._thread is None:
             samples = self._written(self._engine, requests, sampling)
         else:
-            samples = self._thread.run(lambda: self._written_beside(requests, sampling))
+            errand: Future[list[Sample]] = Future()
+            self._thread.tell("do", lambda: self._written_beside(requests, sampling), errand)
+            while not wait([errand], timeout=0.5).done:
+                if self._thread.error is not None:
+                    raise self._thread.error
+            samples = errand.result()
         return WrittenPiece(packed_samples(samples), time.monotonic() - started)
 
     def open(self, sampling: Sampling, shape: SessionShape) -> None:
         """Begin to write in the background."""
         self.shut()
-
-        def opened() -> Session:
-            own: Any = getattr(self._engine, "session", None)
-            session: Session = BatchSession(self._engine, sampling) if own is None else own(sampling, shape)
-            return session
-
-        self._thread = _SessionThread(opened, self._load_into)
+        self._session = _HostedSession(session_of(self._engine, sampling, shape), self._load_into)
+        self._thread, self._reported_seconds = ThreadSession(self._session), 0.0
 
     def exchange(self, requests: Sequence[tuple[int, Request]]) -> AsyncProgress:
         """Ask for completions, and take those that are finished; does not wait."""
-        if self._thread is None:
+        session, thread = self._session, self._thread
+        if session is None or thread is None:
             raise RuntimeError("no session is open on this engine")
         for number, request in requests:
-            self._thread.tell("add", number, request)
-        return self._thread.take()
+            thread.add(number, request)
+        try:
+            finished = thread.finished()
+        except EngineLost as lost:
+            raise (thread.error or lost) from None  # as it was: another engine may do better
+        before, self._reported_seconds = self._reported_seconds, session.seconds
+        return AsyncProgress(
+            [pickle.dumps(finished)] if finished else [],
+            self._reported_seconds - before,
+            thread.idle_seconds,
+            time.monotonic() - session.seen,
+        )
 
     def shut(self) -> None:
         """End the session, where there is one."""
         if self._thread is not None:
             self._thread.close()
-            self._thread = None
+            self._session = self._thread = None
 
     def _load_into(self, taker: Engine | Session, version: int, weights: Sequence[PackedWeights]) -> None:
         if self._owns_weights:
@@ -119,94 +130,27 @@ class EngineHost:
         return engine.generate(requests, sampling)
 
 
-class _SessionThread:
-    """A session that a thread of this process advances: the loop of `whet.training.distributed.background`."""
+class _HostedSession:
+    """A session that takes weights as they are sent, runs errands, and notes when it wrote. Called by one thread."""
 
-    def __init__(
-        self, make: Callable[[], Session], load: Callable[[Session, int, Sequence[PackedWeights]], None]
-    ) -> None:
-        self._make, self._load = make, load
-        self._commands: queue.Queue[tuple[str, tuple[Any, ...]]] = queue.Queue()
-        self._results: queue.Queue[bytes] = queue.Queue()
-        self._session: Session
-        self.value = 0.0  # seconds without anything to write
-        self._seconds, self._reported_seconds, self._seen = 0.0, 0.0, time.monotonic()
-        self._error: BaseException | None = None
-        self._num_threads = torch.get_num_threads()
-        self._thread = Thread(target=self._run, name="whet rollouts", daemon=True)
-        self._thread.start()
-
-    def tell(self, name: str, *arguments: Any) -> None:
-        self._commands.put((name, arguments))
-
-    def run(self, function: Callable[[], Any]) -> Any:
-        """What the function returns, called between two moments of writing."""
-        errand: Future[Any] = Future()
-        self.tell("do", function, errand)
-        while not wait([errand], timeout=0.5).done:
-            self._check()
-        return errand.result()
-
-    def take(self) -> AsyncProgress:
-        self._check()
-        results = []
-        while True:
-            try:
-                results.append(self._results.get(block=False))
-            except queue.Empty:
-                break
-        before, self._reported_seconds = self._reported_seconds, self._seconds
-        quiet = time.monotonic() - self._seen
-        return AsyncProgress(results, self._reported_seconds - before, self.value, quiet)
-
-    def close(self) -> None:
-        self.tell("close")
-        self._thread.join()
-
-    def _check(self) -> None:
-        if self._error is not None:
-            raise self._error
-
-    def _run(self) -> None:
-        torch.set_num_threads(self._num_threads)  # a new thread has its own number
-        try:
-            with torch.no_grad():
-                self._session = self._make()
-                try:
-                    write_on(self, self._commands, self._tell_finished, self, self._goes_on)
-                finally:
-                    self._session.close()
-        except BaseException as error:
-            self._error = error
-
-    def _tell_finished(self, finished: Finished) -> None:
-        self._results.put(pickle.dumps(finished))
-
-    def _goes_on(self) -> bool:
-        self._seen = time.monotonic()
-        return True
-
-    # what `write_on` calls, in the thread
+    def __init__(self, session: Session, load: Callable[[Session, int, Sequence[PackedWeights]], None]) -> None:
+        self._session, self._load = session, load
+        self.add, self.release, self.close = session.add, session.release, session.close
+        self.seconds, self.seen = 0.0, time.monotonic()
 
     @property
     def is_idle(self) -> bool:
         return self._session.is_idle
 
-    def add(self, number: int, request: Request) -> None:
-        self._session.add(number, request)
-
-    def release(self, number: int) -> None:
-        self._session.release(number)
-
     def load(self, weights: Any, version: int) -> None:
         self._load(self._session, version, weights)
 
     def advance(self) -> list[tuple[int, Sample]]:
-        began = time.monotonic()
+        self.seen = began = time.monotonic()
         was_idle = self._session.is_idle
         finished = self._session.advance()
         if not was_idle:
-            self._seconds += time.monotonic() - began
+            self.seconds += time.monotonic() - began
         return finished
 
     def do(self, function: Callable[[], Any], errand: Future[Any]) -> None:
@@ -214,4 +158,4 @@ class _SessionThread:
             errand.set_result(function())
         except BaseException as error:
             errand.set_exception(error)
-        self._seen = time.monotonic()
+        self.seen = time.monotonic()

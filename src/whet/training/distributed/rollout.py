@@ -133,17 +133,8 @@ class _RankRunner:
 class FirstRankRunner(_RankRunner):
     """Plays episodes on the first rank, whose engines are elsewhere; every rank gets them."""
 
-    def play(
-        self,
-        prompts: Sequence[Prompt],
-        prompt_tokens: Sequence[tuple[int, ...]],
-        count: int,
-        sampling: Sampling,
-        seed: tuple[int, ...],
-        rows: Sequence[int] | None = None,
-        ended: EpisodeEnded | None = None,
-    ) -> list[list[Sample]]:
-        return self._ranks.first(lambda: self._runner.play(prompts, prompt_tokens, count, sampling, seed, rows))
+    def play(self, *asked: Any, ended: EpisodeEnded | None = None, **more: Any) -> list[list[Sample]]:
+        return self._ranks.first(lambda: self._runner.play(*asked, **more))
 
     def take_notes(self) -> PlayNotes:
         return self._ranks.first(self._runner.take_notes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import warnings
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -26,16 +25,6 @@ class PackedWeights:
     def num_bytes(self) -> int:
         """The size of all arrays in bytes."""
         return sum(int(array.nbytes) for array in self.arrays)
-
-    @property
-    def digest(self) -> str:
-        """A digest of names and values: equal weights have equal digests."""
-        digest = hashlib.sha256()
-        for name in sorted(self.names):
-            array, dtype, shape = self.names[name]
-            digest.update(f"{name} {dtype} {shape}".encode())
-            digest.update(self.arrays[array].data)
-        return digest.hexdigest()[:16]
 
     def tensors(self) -> dict[str, Tensor]:
         """Views of the arrays: to be copied from, never written to."""
