@@ -11,8 +11,7 @@ whet's words, and every episode has an object of its own.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from whet.envs.adapters.shared import cannot_be_made, number
@@ -28,26 +27,11 @@ ROUTE = "environment"  # the column that chooses among several classes
 NO_TOOLS = ("reset", "get_reward")
 
 
-@dataclass(frozen=True)
-class MethodSource:
+def method_source(foreign: Any) -> ToolSource:
     """The public methods of one foreign object as tools."""
-
-    foreign: Any
-
-    @property
-    def name(self) -> str:
-        return type(self.foreign).__name__
-
-    @property
-    def schemas(self) -> Sequence[Mapping[str, Any]]:
-        return [method_schema(getattr(self.foreign, name)) for name in tool_methods(type(self.foreign))]
-
-    def open(self, limits: ToolLimits) -> OpenTools:
-        methods = [getattr(self.foreign, name) for name in tool_methods(type(self.foreign))]
-        tools = [
-            Tool(method.__name__, method_schema(method), _as_text(method), state=self.foreign) for method in methods
-        ]
-        return OpenTools(tuple(tools))
+    methods = [getattr(foreign, name) for name in tool_methods(type(foreign))]
+    tools = tuple(Tool(method.__name__, method_schema(method), _as_text(method), state=foreign) for method in methods)
+    return ToolSource(type(foreign).__name__, [tool.schema for tool in tools], lambda limits: OpenTools(tools))
 
 
 class TrlEnvironment:
@@ -108,13 +92,13 @@ def trl_environment(
     limits, pools = ToolLimits(calling.tool_seconds), {True: CallPool(), False: CallPool()}
     formats: dict[str, CallFormat] = {}
     for route, kind in routes.items():
-        sources = [*beside, MethodSource(_checked(kind))]
+        sources = [*beside, method_source(_checked(kind))]
         check_names(sources)
         schemas = [schema for source in sources for schema in source.schemas]
         if not schemas:
             raise WhetError(
-                f"{type(sources[-1].foreign).__name__} has reset and no other public method; give it methods with "  # type: ignore[attr-defined]
-                "type hints and a docstring, or name tools with it"
+                f"{sources[-1].name} has reset and no other public method; give it methods with type hints and a "
+                "docstring, or name tools with it"
             )
         formats[route] = call_format_of(
             calling.call_format, schemas, calling.tokenizer, calling.history, calling.instructions
@@ -122,8 +106,7 @@ def trl_environment(
 
     def make(route: str) -> TrlEnvironment:
         foreign = routes[route]()
-        sources: list[ToolSource] = [*beside, MethodSource(foreign)]
-        inner = ToolEnvironment(sources, formats[route], limits, MOST_CALLS, pools)
+        inner = ToolEnvironment([*beside, method_source(foreign)], formats[route], limits, MOST_CALLS, pools)
         return TrlEnvironment(foreign, inner, pools[False], isinstance(kinds, Mapping))
 
     stops = tuple(dict.fromkeys(text for form in formats.values() for text in form.stops))
