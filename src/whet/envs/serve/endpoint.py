@@ -38,13 +38,12 @@ class HttpEndpoint:
         queue: RequestQueue,
         model: str,
         *,
-        context: int = 0,
         host: str = LOOPBACK,
         port: int = 0,
         any_model: bool = False,  # programs name the model they were written for
     ) -> None:
         require_server()
-        self._queue, self._model, self._context, self._any_model = queue, model, context, any_model
+        self._queue, self._model, self._any_model = queue, model, any_model
         self._host, self._records = host, dict[bytes, CallRecord]()
         self._lock = threading.Lock()
         self._server = web.HttpServer(host, port, "whet-endpoint")
@@ -159,7 +158,7 @@ class HttpEndpoint:
 
     def _card(self) -> dict[str, Any]:
         card: dict[str, Any] = {"id": self._model, "object": "model", "created": 0, "owned_by": "whet"}
-        return {**card, **({"max_model_len": self._context} if self._context else {})}
+        return {**card, **({"max_model_len": self._queue.context} if self._queue.context else {})}
 
     def _admitted(self, request: Any) -> CallRecord:
         """The record that a request's token belongs to."""

@@ -105,7 +105,7 @@ class RequestQueue:
     ) -> None:
         self._engine, self._tokenizer = engine, tokenizer
         self._scorer, self._to_score = scorer, queue.SimpleQueue[ScoreJob]()
-        self._ends, self._context, self._rows = frozenset(end_tokens), context, rows
+        self._ends, self.context, self._rows = frozenset(end_tokens), context, rows
         self._most_asked = 1  # completions of one request so far: a session has rows for them
         self._has_constrained = False  # somebody asked for JSON, or forced a call
         self._history, self._call_format = history, call_format
@@ -146,9 +146,9 @@ class RequestQueue:
         known = len(self._tokenizer)
         if any(token >= known for token in request.tokens):
             raise BadCall(f"prompt holds a token id beyond the vocabulary of {known}", param="prompt")
-        if self._context and len(request.tokens) > self._context:
+        if self.context and len(request.tokens) > self.context:
             raise BadCall(
-                f"prompt has {len(request.tokens)} tokens and the model's context {self._context}",
+                f"prompt has {len(request.tokens)} tokens and the model's context {self.context}",
                 code="context_length_exceeded",
                 param="prompt",
             )
@@ -335,11 +335,11 @@ class RequestQueue:
         call = self._prompted(record, request)
         call.is_constrained = bool(job.grammar)
         call.role = request.role or ("" if call.parent is None else call.parent.role)
-        room = record.room(call, self._context)
+        room = record.room(call, self.context)
         if room < 1:
             record.ended_by = record.ended_by or StopReason.TOKENS
             raise BadCall(
-                f"the maximum context length is {self._context} tokens and the conversation has {len(call.prompt)}, "
+                f"the maximum context length is {self.context} tokens and the conversation has {len(call.prompt)}, "
                 f"which leaves no room for a completion; the episode's budget is {record.most_tokens or 'the same'}",
                 code="context_length_exceeded",
                 param="messages",
@@ -415,8 +415,8 @@ class RequestQueue:
         waiting = [len(job.prompted.prompt) for job in self.waiting if job.prompted is not None]
         longest = 3 * max(LEAST_PROMPT, length, *waiting) // 2
         growth = most_tokens or 4 * sampling.max_new_tokens
-        if self._context:
-            longest, growth = min(longest, self._context), min(growth, self._context)
+        if self.context:
+            longest, growth = min(longest, self.context), min(growth, self.context)
         rows = max(self._rows, min(self._rows * self._most_asked, MOST_ROWS))
         shape = SessionShape(rows, longest, max(growth, sampling.max_new_tokens))
         closing = ExitStack()
