@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from whet.envs.tools.calculator import calculator
-from whet.envs.tools.environment import CallFormat, ToolEnvironment, check_names
+from whet.envs.tools.environment import ToolEnvironment, check_names
 from whet.envs.tools.formats import call_format_of
 from whet.envs.tools.sandboxed import python_source, sandboxed_source, warm_sandboxes
 from whet.envs.tools.tool import Tool, ToolLimits, ToolSource, as_tool, class_source, function_source, tool_name
@@ -130,18 +130,8 @@ def tool_environment(
     schemas = [schema for source in sources for schema in source.schemas]
     form = call_format_of(call_format, schemas, tokenizer, history, instructions)
     warm_sandboxes(sources, episodes)
-    return _factory(sources, form, ToolLimits(tool_seconds, characters), most_calls)
-
-
-def _factory(
-    sources: Sequence[ToolSource], form: CallFormat, limits: ToolLimits, most_calls: int
-) -> Callable[[], ToolEnvironment]:
-    pools = {True: CallPool(), False: CallPool()}
-
-    def make() -> ToolEnvironment:
-        return ToolEnvironment(sources, form, limits, most_calls, pools)
-
-    return make
+    limits, pools = ToolLimits(tool_seconds, characters), {True: CallPool(), False: CallPool()}
+    return lambda: ToolEnvironment(sources, form, limits, most_calls, pools)
 
 
 def _spec_name(spec: str | Callable[..., Any]) -> str:
