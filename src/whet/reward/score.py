@@ -26,7 +26,7 @@ from whet.reward.ahead import ScoreAhead
 from whet.reward.call import PerSample, RewardCall, RewardFunction, TrainerState, scores_of
 from whet.reward.combine import NOT_APPLICABLE, RewardPart, check_parts, combined
 from whet.reward.failure import PartialFailure, RewardFailure, call_name, source_file
-from whet.reward.journal import note_call, remarks
+from whet.reward.journal import calls_noted, note_call
 from whet.reward.user_code import user_code
 from whet.types import Prompt, Sample, StopReason, WhetError
 
@@ -334,7 +334,7 @@ def _judged(
         1 if isinstance(reward, PerSample) and not reward.is_async else len(samples)
     )  # async: all are awaited at once
     judged: list[_Judged] = []
-    with _beside(reward), remarks(reward.name):
+    with _beside(reward), calls_noted():
         _prepare(reward)
         with nullcontext(_nothing) if limits_itself else watchdog(timeout) as renew_watchdog:
             for start in range(0, len(samples), size):
