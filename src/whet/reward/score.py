@@ -30,19 +30,6 @@ from whet.reward.journal import calls_noted, note_call
 from whet.reward.user_code import user_code
 from whet.types import Prompt, Sample, StopReason, WhetError
 
-__all__ = [
-    "Failures",
-    "OnError",
-    "RewardPart",
-    "Scorer",
-    "TooManyFailures",
-    "check_parts",
-    "judged_ahead",
-    "num_unscorable",
-    "score",
-    "skips_none",
-]
-
 logger = logging.getLogger(__name__)
 
 OnError = Literal["tolerate", "stop", "exclude"]

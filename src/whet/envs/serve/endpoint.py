@@ -11,9 +11,9 @@ import hashlib
 import hmac
 import json
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from whet.envs.serve import responses, web, wire
 from whet.envs.serve.calls import CallRecord
@@ -192,16 +192,7 @@ class HttpEndpoint:
                 raise BadCall(f"the content type is {kind[:100]!r}; expected application/json", status=415)
 
 
-class Events(Protocol):
-    """How an API tells an answer as server-sent events."""
-
-    def piece(self, result: ServedCompletions, model: str, choice: int, text: str) -> list[str]:
-        """More of a choice's text, while it is written; `result` has no choices yet."""
-        ...
-
-    def end(self, result: ServedCompletions, model: str, streamed: Mapping[int, int]) -> list[str]:
-        """What is left when all is written, `streamed` characters of each choice having been told."""
-        ...
+Events = wire.ChatEvents | wire.CompletionEvents | responses.ResponseEvents  # an answer as server-sent events
 
 
 class Api(NamedTuple):
