@@ -32,11 +32,12 @@ from benchmarks.trust._small_judge import SmallJudge, expected, likeliest
 from benchmarks.trust.defence_rates import corpus
 from benchmarks.trust.hacking import HALVES, read_half
 from whet.reward.answer import after_thinking
+from whet.reward.combine import RewardPart
 from whet.reward.defences import DEFENCES
 from whet.reward.judge import asides
 from whet.reward.judge.questions import conversation_text
 from whet.reward.judge.reward import judge
-from whet.reward.score import Failures, RewardPart, score
+from whet.reward.score import Failures, score
 from whet.types import Prompt, Sample, StopReason, WhetError
 
 CORPUS = Path(__file__).parent / "corpus" / "judge"

@@ -10,7 +10,7 @@ from tests.support.for_every import for_every
 from whet.envs.adapters import bfcl
 from whet.envs.adapters.gym import StepEnvironment
 from whet.envs.adapters.skyrl import SkyRLEnvironment
-from whet.envs.adapters.trl import Routed, TrlEnvironment
+from whet.envs.adapters.trl import TrlEnvironment
 from whet.envs.find import as_environment, find_environment
 from whet.types import StepResult, WhetError
 
@@ -73,7 +73,7 @@ def test_the_methods_say_which(thing, kind):
 
 
 def test_a_mapping_is_routed():
-    assert type(as_environment({"a": Trl, "b": TrlWithStep})()) is Routed
+    assert type(as_environment({"a": Trl, "b": TrlWithStep})()) is TrlEnvironment
 
 
 def test_settings_reach_the_class():

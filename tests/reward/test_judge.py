@@ -13,7 +13,7 @@ import torch
 
 from tests.support.for_every import for_every
 from whet.protocols import Reward
-from whet.reward.combine import check_company
+from whet.reward.combine import RewardPart, check_company
 from whet.reward.failure import PartialFailure, RewardFailure, collected_reasons
 from whet.reward.find import find_reward
 from whet.reward.judge.ask import AnswerCache, JudgeSettings, Trouble, engine_ask
@@ -29,7 +29,7 @@ from whet.reward.judge.questions import (
     rubric_scores_in,
 )
 from whet.reward.judge.reward import Judge, judge, meetings, outcome_of
-from whet.reward.score import Failures, RewardPart, TooManyFailures, score
+from whet.reward.score import Failures, TooManyFailures, score
 from whet.types import Prompt, Sample, Sampling, StopReason, WhetError
 
 QUESTION = Prompt("q1", ({"role": "user", "content": "What is 2 + 2?"},), answer="4")

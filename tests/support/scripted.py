@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from whet.envs.serve.request_queue import RequestQueue
 from whet.envs.serve.server import ModelServer
 from whet.types import Request, Sample, Sampling, StopReason
 
@@ -88,8 +89,10 @@ class ScriptedEngine:
 def serving(engine: ScriptedEngine, **settings: Any) -> Iterator[str]:
     """A server over an engine; its address."""
     sampling = settings.pop("sampling", Sampling(200))
-    settings = {"model": "scripted", "context": 4096, "end_tokens": (engine.tokenizer.eos_token_id,), **settings}
-    server = ModelServer(engine, engine.tokenizer, sampling, TOKEN, **settings)
+    of_server = {key: settings.pop(key) for key in ("host", "port") if key in settings}
+    settings = {"context": 4096, "end_tokens": (engine.tokenizer.eos_token_id,), **settings}
+    queue = RequestQueue(engine, engine.tokenizer, **settings)
+    server = ModelServer(queue, sampling, TOKEN, model="scripted", **of_server)
     server.start()
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

@@ -14,8 +14,7 @@ from functools import partial
 from typing import Any
 
 from whet.data.gold import HASHES, after_hashes, boxed
-from whet.data.rows import BadRow, Row
-from whet.data.shapes import value_text
+from whet.data.rows import BadRow, Row, value_text
 
 Values = dict[str, Any]
 Change = Callable[[Values], Values]

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from whet.data.rows import BadRow, first_line
+from whet.data.rows import BadRow, first_line, value_text
 from whet.types import Demonstration, Encoded, Message, Prompt, WhetError
 
 if TYPE_CHECKING:
@@ -262,7 +262,7 @@ def _end_token(tokenizer: PreTrainedTokenizerBase, prompt_id: str) -> int:
 def text_tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, ...]:
     """Token ids of plain text, without special tokens; raises `BadRow` for an id outside the model's embedding."""
     tokens = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
-    return _embedded(tokenizer, tokens, f"the text {_excerpt(text)}") if _rows(tokenizer) is not None else tokens
+    return _embedded(tokenizer, tokens, f"the text {value_text(text)}") if _rows(tokenizer) is not None else tokens
 
 
 def _rows(tokenizer: PreTrainedTokenizerBase) -> int | None:
@@ -274,7 +274,7 @@ def _known(tokenizer: PreTrainedTokenizerBase, tokens: tuple[int, ...], prompt: 
     """The tokens of a prompt: at least one, and none beyond the model's embedding."""
     if not tokens:
         raise BadRow(
-            f"prompt {prompt.id!r}: the tokenizer makes no token of {_excerpt(prompt.question())}; expected at least "
+            f"prompt {prompt.id!r}: the tokenizer makes no token of {value_text(prompt.question())}; expected at least "
             "one; write it otherwise, or use another model",
             "the tokenizer makes no token of the prompt",
         )
@@ -291,10 +291,6 @@ def _embedded(tokenizer: PreTrainedTokenizerBase, tokens: tuple[int, ...], shown
             "tokens that the model does not have",
         )
     return tokens
-
-
-def _excerpt(text: str) -> str:
-    return repr(text if len(text) <= 40 else f"{text[:37]}...")
 
 
 def shared_length(first: Sequence[Any], second: Sequence[Any]) -> int:

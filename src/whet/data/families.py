@@ -95,7 +95,7 @@ def family_micro_batches(
 
     Packed, a prompt is computed once per family and padding never; else every row is as wide as the widest.
     """
-    sizes = [BlockSize(len(family), _widest(family), _computed(family)) for family in families]
+    sizes = [BlockSize(len(family), _widest(family), family_cost(family)) for family in families]
     return micro_batches(sizes, micro_batch_tokens, packed)
 
 
@@ -138,16 +138,12 @@ def _common(rows: Sequence[tuple[int, ...]]) -> int:
     return next((at for at, column in enumerate(together) if len(set(column)) > 1), min(map(len, rows)))
 
 
-def family_cost(family: Sequence[Encoded | ClassifierRow]) -> int:
-    """Tokens that are computed where a prompt is computed once."""
-    return _computed(family)
-
-
 def _widest(family: Sequence[Encoded | ClassifierRow]) -> int:
     return max(len(row.tokens) for row in family)
 
 
-def _computed(family: Sequence[Encoded | ClassifierRow]) -> int:
+def family_cost(family: Sequence[Encoded | ClassifierRow]) -> int:
+    """Tokens that are computed where a prompt is computed once."""
     first = family[0]
     shared = first.shared if isinstance(first, ClassifierRow) else first.action.index(True)
     return shared + sum(len(row.tokens) - shared for row in family)

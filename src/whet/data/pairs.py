@@ -20,8 +20,8 @@ from whet.data.prompts import (
     prompts_from,
     renamed,
 )
-from whet.data.rows import Row, column_notes, mistake
-from whet.data.shapes import completion_row, holds_ranking, pair_row, ranked_rows, value_text
+from whet.data.rows import Row, column_notes, mistake, value_text
+from whet.data.shapes import completion_row, holds_ranking, pair_row, ranked_rows
 from whet.data.usable import Usable
 from whet.types import Prompt
 

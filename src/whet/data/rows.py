@@ -221,7 +221,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(record) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {_shortened(twice)} appears twice")
+        raise ValueError(f"the key {value_text(twice)} appears twice")
     return record
 
 
@@ -271,7 +271,7 @@ def sound(row: Row) -> Row:
         if not text.isascii() and _has_half_character(text):
             fault = "holds half a character (a lone surrogate)"
             return _faulty(
-                row, f"{_shortened(column)} {fault}", "text that UTF-8 can write", "correct it or drop the row"
+                row, f"{value_text(column)} {fault}", "text that UTF-8 can write", "correct it or drop the row"
             )
     return row
 
@@ -300,9 +300,10 @@ def _has_half_character(text: str) -> bool:
     return False
 
 
-def _shortened(text: str) -> str:
-    shown = repr(text)
-    return shown if len(shown) <= 40 else f"{shown[:37]}..."
+def value_text(value: Any) -> str:
+    """A value as an error line quotes it."""
+    text = "null" if value is None else repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def _csv_rows(name: str, stream: Iterable[bytes]) -> Iterator[Row]:
@@ -347,7 +348,7 @@ def _csv_header(fields: list[str], where: str) -> list[str]:
             raise WhetError(f"{where}: header field {position} is empty; expected a column name; name the column")
         if column in seen:
             raise WhetError(
-                f"{where}: column {_shortened(column)} appears twice in the header; expected different names; "
+                f"{where}: column {value_text(column)} appears twice in the header; expected different names; "
                 "rename one of them"
             )
         seen.add(column)
@@ -373,7 +374,7 @@ def _table_rows(path: Path) -> Iterator[Row]:
             twice = next((column for column in names if names.count(column) > 1), None)
             if twice is not None:
                 raise WhetError(
-                    f"{name}: column {_shortened(twice)} appears twice; expected different names; rename one of them"
+                    f"{name}: column {value_text(twice)} appears twice; expected different names; rename one of them"
                 )
             values = (value for batch in batches for value in batch.to_pylist())
             for number, value in enumerate(values, start=1):

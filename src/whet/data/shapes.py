@@ -17,7 +17,7 @@ from itertools import combinations, takewhile
 from typing import Any
 
 from whet.data.gold import with_gold
-from whet.data.rows import JOINED, Row, mistake
+from whet.data.rows import JOINED, Row, mistake, value_text
 
 SPEAKERS = {
     **dict.fromkeys(("human", "user", "prompter"), "user"),
@@ -49,12 +49,6 @@ STEPPED = ("steps", "reasoning_steps", "modified_process")
 VERDICTS = ("label", "preference", "winner", "choice")
 FIRST, SECOND, TIE = ("1", "a", "model_a", "first"), ("2", "b", "model_b", "second"), ("0", "tie", "both", "none")
 TURN = re.compile(r"\n\n(Human|Assistant):[ \t]?")
-
-
-def value_text(value: Any) -> str:
-    """A value as an error line quotes it."""
-    text = "null" if value is None else repr(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def holds_pair(row: Row) -> bool:

@@ -163,16 +163,13 @@ def find_environment(
             _check_settings(name, maker, settings)
     make = as_environment(maker, settings, calling, name)
     try:
-        made = make()
+        make()
     except WhetError:
         raise
     except TypeError as error:
         raise WhetError(
             f"environment {name!r} cannot be made with {dict(settings)}: {error}; set env.settings"
         ) from error
-    missing = [method for method in ("start", "step") if not callable(getattr(made, method, None))]
-    if missing:
-        raise WhetError(f"environment {name!r} has no method {missing[0]}; give it start(prompt) and step(completion)")
     return make
 
 

@@ -21,7 +21,8 @@ from dataclasses import dataclass, field, replace
 from whet.data.gold import boxed
 from whet.protocols import Reward
 from whet.reward.answer import final_answer, final_part, tagged
-from whet.reward.score import RewardPart, score
+from whet.reward.combine import RewardPart
+from whet.reward.score import score
 from whet.types import Prompt, Sample
 
 MOVED = 0.01  # of a score: less is rounding

@@ -40,11 +40,6 @@ EVALUATED = ("accuracy", "reward", "completion_tokens", "truncated")  # what eva
 SPREAD_FLOOR = 1e-6  # of the mean's size, at least 1: a smaller spread is float noise
 
 
-def part_description(name: str) -> str:
-    """What a field of `RewardPart` means, in the words of a config file."""
-    return str(RewardPart.__dataclass_fields__[name].metadata["description"])
-
-
 @dataclass(frozen=True)
 class Schedule:
     """A weight that changes over training: straight lines between the points, flat before the first and after the last.
@@ -109,35 +104,18 @@ class RewardPart:
     """One named reward and how it enters the sum; weight 0 reports it (and lets gates look at it) without a say.
 
     `reward` is the reward, or the name it is found under (`find_reward(reward, settings)`); `resolved` finds it.
-    A reward that is itself at most 0 needs no `penalty`: its weight is positive. The `description` of a field is what
-    a config file and the help say of it.
+    A reward that is itself at most 0 needs no `penalty`: its weight is positive. `RewardPartSection` says what each
+    field is.
     """
 
-    reward: Reward | str = field(
-        metadata={"description": "built-in name, module:function, file.py:function, or a reward model's folder"}
-    )
-    weight: float | Schedule | Sequence[tuple[float, float]] = field(
-        default=1.0,
-        metadata={"description": "weight in the sum, or points [position, weight] to interpolate over the training"},
-    )
-    gate: Gate | None = field(
-        default=None, metadata={"description": "name of the part that must pass for this one to count"}
-    )
-    cap: tuple[float, float] | None = field(
-        default=None, metadata={"description": "[lowest, highest] value of the score"}
-    )
-    normalise: Normalise = field(default="off", metadata={"description": "standardise the score before weighting"})
-    penalty: bool = field(default=False, metadata={"description": "allow a negative weight"})
-    settings: Mapping[str, Any] = field(
-        default_factory=lambda: NO_SETTINGS, metadata={"description": "settings of the reward, by name"}
-    )
-    rows: str = field(
-        default=ALL,
-        metadata={
-            "description": "rows that the part scores: all, with_answer, without_answer, or a source of a mixture by "
-            "its name; 0 elsewhere"
-        },
-    )
+    reward: Reward | str
+    weight: float | Schedule | Sequence[tuple[float, float]] = 1.0
+    gate: Gate | None = None
+    cap: tuple[float, float] | None = None
+    normalise: Normalise = "off"
+    penalty: bool = False
+    settings: Mapping[str, Any] = field(default_factory=lambda: NO_SETTINGS)
+    rows: str = ALL
 
     def __post_init__(self) -> None:
         if not isinstance(self.weight, int | float | Schedule):

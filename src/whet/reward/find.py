@@ -15,7 +15,8 @@ import inspect
 import math
 import reprlib
 import traceback
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections import UserDict
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, get_args, get_origin
@@ -67,36 +68,16 @@ ROWS: Mapping[str, tuple[str, ...]] = {
 RETIRED = {"judge_injection": "suspect_sentences", "self_grading": "suspect_sentences"}
 
 
-class Builtin(MutableMapping[str, Callable[..., Any]]):
-    """The rewards that have a name. A built-in's file is imported when it is asked for; a user's own are registered."""
-
-    def __init__(self, rows: Mapping[str, tuple[str, ...]]) -> None:
-        self._modules = {name: module for module, names in rows.items() for name in names}
-        self._registered: dict[str, Callable[..., Any]] = {}
+class Builtin(UserDict[str, Any]):
+    """The rewards that have a name: a user's own, and of a built-in one the file, imported when it is asked for."""
 
     def __getitem__(self, name: str) -> Callable[..., Any]:
-        if name in self._registered:
-            return self._registered[name]
-        function: Callable[..., Any] = getattr(importlib.import_module(f"{ROOM}.{self._modules[name]}"), name)
-        return function
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._modules or name in self._registered
-
-    def __setitem__(self, name: str, reward: Callable[..., Any]) -> None:
-        self._registered[name] = reward
-
-    def __delitem__(self, name: str) -> None:
-        del self._registered[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter((*self._modules, *self._registered))
-
-    def __len__(self) -> int:
-        return len(self._modules) + len(self._registered)
+        known = self.data[name]
+        function: Callable[..., Any] = known
+        return getattr(importlib.import_module(f"{ROOM}.{known}"), name) if isinstance(known, str) else function
 
 
-BUILTIN = Builtin(ROWS)
+BUILTIN = Builtin({name: module for module, names in ROWS.items() for name in names})
 
 
 def _refusal(reward: Any) -> str:

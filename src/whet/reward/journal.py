@@ -8,10 +8,7 @@ a mapped page is the end of the process.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
-import threading
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,15 +16,7 @@ from whet.record.run_folder import JOURNAL
 
 SIZE = 2048  # bytes of the file, always: one write replaces everything
 
-GIGABYTE = 1e9
-PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
-
-logger = logging.getLogger(__name__)
 _descriptor: int | None = None
-_grown: Counter[str] = Counter()  # bytes of memory that each reward has taken and not given back
-_calls: Counter[str] = Counter()
-_reported: dict[str, float] = {}  # bytes at which a reward's growth was last said
-_threads_reported: set[str] = set()
 
 
 @contextlib.contextmanager
@@ -56,61 +45,13 @@ def note_call(reward: str, where: str) -> None:
 
 
 @contextlib.contextmanager
-def remarks(reward: str) -> Iterator[None]:
-    """Calls of one reward: what it leaves behind, threads and memory, is said by its name.
-
-    Memory only of calls on the main thread: beside others the process also grows by what those do.
-    """
-    before, threads = _memory(), set(threading.enumerate())
-    is_alone = threading.current_thread() is threading.main_thread()
+def calls_noted() -> Iterator[None]:
+    """Calls of one reward; once they are over, the file says nothing of them."""
     try:
         yield
     finally:
-        _calls[reward] += 1
-        if is_alone and _calls[reward] > 1:  # a first call imports and loads what later ones use
-            _grown[reward] += _memory() - before
-        _report_growth(reward)
-        _report_threads(reward, threads)
         if _descriptor is not None:
-            most = max(_grown, key=_grown.__getitem__, default="")
-            _write(_growth_text(most) if most and _grown[most] > GIGABYTE else "")
-
-
-def _report_growth(reward: str) -> None:
-    if _grown[reward] > max(GIGABYTE, 2 * _reported.get(reward, 0.0)):
-        _reported[reward] = _grown[reward]
-        logger.warning(
-            "%s: it keeps what it should let go, and the run will end when memory is full", _growth_text(reward)
-        )
-
-
-def _growth_text(reward: str) -> str:
-    return f"reward {reward!r} has grown the process by {_grown[reward] / GIGABYTE:.1f} GB in {_calls[reward]} calls"
-
-
-def _report_threads(reward: str, before: set[threading.Thread]) -> None:
-    from concurrent.futures import thread as pools
-
-    pooled = getattr(pools, "_threads_queues", {})  # of an executor: they end by themselves
-    left = [
-        thread
-        for thread in threading.enumerate()
-        if thread not in before and not thread.daemon and thread not in pooled
-    ]
-    if left and threading.current_thread() is threading.main_thread() and reward not in _threads_reported:
-        _threads_reported.add(reward)
-        logger.warning(
-            "reward %r left a thread running (%s); it is not waited for when the command ends", reward, left[0].name
-        )
-
-
-def _memory() -> int:
-    """Bytes of memory that the process holds; 0 where the system does not tell."""
-    try:
-        with open("/proc/self/statm", "rb", buffering=0) as file:
-            return int(file.read().split()[1]) * PAGE
-    except (OSError, ValueError, IndexError):
-        return 0
+            _write("")
 
 
 def _write(text: str) -> None:

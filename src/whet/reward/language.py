@@ -11,7 +11,7 @@ import re
 import tomllib
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from whet.types import Prompt, WhetError
@@ -108,20 +108,11 @@ def _expected(prompt: Prompt, expected: str) -> str | None:
 
 
 def _letters_by_script(text: str) -> Counter[str]:
-    return Counter(
-        {
-            script: sum(counts)
-            for script, counts in _grouped((_script(character), number) for character, number in Counter(text).items())
-            if script
-        }
-    )
-
-
-def _grouped(pairs: Iterable[tuple[str, int]]) -> Iterable[tuple[str, list[int]]]:
-    groups: dict[str, list[int]] = {}
-    for key, value in pairs:
-        groups.setdefault(key, []).append(value)
-    return groups.items()
+    scripts: Counter[str] = Counter()
+    for character, count in Counter(text).items():
+        if script := _script(character):
+            scripts[script] += count
+    return scripts
 
 
 @functools.lru_cache(maxsize=8192)

@@ -11,11 +11,14 @@ import fcntl
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
+from whet.registry import error_text
 from whet.reward.version import RewardVersion, version_changes
 from whet.types import WhetError
 
@@ -49,6 +52,9 @@ class Change:
     effects: tuple[Effect, ...] = ()
 
 
+_EFFECT, _CHANGE = TypeAdapter(Effect), TypeAdapter(Change)
+
+
 def ledger_path(beside: Path | str) -> Path:
     """The ledger that a run folder shares with the runs next to it."""
     return Path(beside).resolve().parent / LEDGER
@@ -61,7 +67,9 @@ def history(path: Path | str) -> list[Change]:
         try:
             changes = _with_line(changes, line)
         except (KeyError, TypeError, ValueError) as error:
-            raise WhetError(f"{position}: not a line of a reward ledger ({error!r}); restore or delete it") from None
+            raise WhetError(
+                f"{position}: not a line of a reward ledger ({error_text(error)}); restore or delete it"
+            ) from None
     return changes
 
 
@@ -77,19 +85,20 @@ def note_change(
     last = changes[-1] if changes else None
     if last is not None and last.new == version.hash:
         return note_reason(path, reason, expected, now)
-    line = {
-        "kind": "change",
-        "date": _stamp(now),
-        "old": last.new if last is not None else None,
-        "new": version.hash,
-        "name": version.name,
-        "reason": reason or NOT_GIVEN,
-        "expected": expected,
-        "changed": version_changes(last.pieces, version.pieces) if last is not None else [],
-        "pieces": dict(version.pieces),
-    }
-    _append(path, line)
-    return history(path)[-1]
+    change = Change(
+        _stamp(now),
+        last.new if last is not None else None,
+        version.hash,
+        version.name,
+        reason or NOT_GIVEN,
+        expected,
+        tuple(version_changes(last.pieces, version.pieces)) if last is not None else (),
+        dict(version.pieces),
+    )
+    values = asdict(change)
+    del values["effects"]  # lines of their own
+    _append(path, {"kind": "change", **values})
+    return change
 
 
 def note_reason(path: Path | str, reason: str, expected: str = "", now: datetime | None = None) -> Change:
@@ -120,16 +129,7 @@ def note_effect(path: Path | str, reward_hash: str, effect: Effect, now: datetim
         raise WhetError(f"{path}: no entry has the hash {reward_hash}; `whet reward history` lists them")
     if effect in noted[-1].effects:  # written before a kill
         return
-    line = {
-        "kind": "effect",
-        "date": _stamp(now),
-        "hash": reward_hash,
-        "run": effect.run,
-        "steps": effect.steps,
-        "parts": {name: list(pair) for name, pair in effect.parts.items()},
-        "evaluation": {name: list(pair) for name, pair in effect.evaluation.items()},
-    }
-    _append(Path(path), line)
+    _append(Path(path), {"kind": "effect", "date": _stamp(now), "hash": reward_hash, **asdict(effect)})
 
 
 def _with_line(changes: Sequence[Change], line: Mapping[str, Any]) -> list[Change]:
@@ -137,29 +137,15 @@ def _with_line(changes: Sequence[Change], line: Mapping[str, Any]) -> list[Chang
     if kind not in KINDS:
         raise ValueError(f"kind {kind!r}")
     if kind == "change":
-        date, new, name, reason, expected = (str(line[key]) for key in ("date", "new", "name", "reason", "expected"))
-        pieces = {str(piece): str(content) for piece, content in line["pieces"].items()}
-        return [
-            *changes,
-            Change(
-                date=date,
-                old=line["old"],
-                new=new,
-                name=name,
-                reason=reason,
-                expected=expected,
-                changed=tuple(line["changed"]),
-                pieces=pieces,
-            ),
-        ]
+        known = {entry.name: line[entry.name] for entry in fields(Change) if entry.name != "effects"}
+        return [*changes, _CHANGE.validate_python(known)]
     index = max(at for at, change in enumerate(changes) if change.new == line["hash"])
     change = changes[index]
     if kind == "reason":
         words = {name: str(line[name]) for name in ("reason", "expected") if line[name]}
         change = replace(change, **words)  # type: ignore[arg-type]
     else:
-        pairs = {name: {part: tuple(pair) for part, pair in line[name].items()} for name in ("parts", "evaluation")}
-        effect = Effect(str(line["run"]), int(line["steps"]), pairs["parts"], pairs["evaluation"])
+        effect = _EFFECT.validate_python({entry.name: line[entry.name] for entry in fields(Effect)})
         others = tuple(earlier for earlier in change.effects if earlier.run != effect.run)
         change = replace(change, effects=(*others, effect))
     return [*changes[:index], change, *changes[index + 1 :]]

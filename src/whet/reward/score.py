@@ -26,22 +26,9 @@ from whet.reward.ahead import ScoreAhead
 from whet.reward.call import PerSample, RewardCall, RewardFunction, TrainerState, scores_of
 from whet.reward.combine import NOT_APPLICABLE, RewardPart, check_parts, combined
 from whet.reward.failure import PartialFailure, RewardFailure, call_name, source_file
-from whet.reward.journal import note_call, remarks
+from whet.reward.journal import calls_noted, note_call
 from whet.reward.user_code import user_code
 from whet.types import Prompt, Sample, StopReason, WhetError
-
-__all__ = [
-    "Failures",
-    "OnError",
-    "RewardPart",
-    "Scorer",
-    "TooManyFailures",
-    "check_parts",
-    "judged_ahead",
-    "num_unscorable",
-    "score",
-    "skips_none",
-]
 
 logger = logging.getLogger(__name__)
 
@@ -170,61 +157,24 @@ def score(
     *,
     progress: float = 1.0,
     steps: int = 0,
-    share: Share | None = None,
     ahead: ScoreAhead[_Judged] | None = None,
 ) -> list[Sample]:
+    """One call of a `Scorer`. A `Failures` remembers from call to call; a bare policy counts this call alone."""
+    failures = on_error if isinstance(on_error, Failures) else Failures(on_error)
+    return Scorer(parts, timeout, failures, progress, steps, ahead=ahead)(prompts, samples)
+
+
+@dataclass(frozen=True)
+class Scorer:
     """The samples with `parts` (raw scores) and `reward` filled; `prompts[i]` is the prompt of `samples[i]`.
 
     `timeout` (seconds) limits one call: of one sample for a function of (prompt, completion), of the whole list for
     batched functions and rewards of your own. A part that fails, or a built-in one that is None, makes the sample
     unscorable: reward None. None from a function of the user's leaves that part out of the sample's sum. A reward
     with `limits_itself = True` (a sandbox, a judge) keeps its own time. `progress` is the share of the training done,
-    of `steps` in all: for weights that change, and rewards that ask. A `Failures` remembers from call to call; a bare
-    policy counts this call alone. `share` may have some of the work done elsewhere, and `ahead` (`judged_ahead`) may
-    have done it already.
+    of `steps` in all: for weights that change, and rewards that ask. `share` may have some of the work done elsewhere,
+    and `ahead` (`judged_ahead`) may have done it already.
     """
-    if len(prompts) != len(samples):
-        raise ValueError(f"{len(prompts)} prompts for {len(samples)} samples")
-    check_parts(parts)
-    failures = on_error if isinstance(on_error, Failures) else Failures(on_error)
-    if not 0 < timeout <= LONGEST_SECONDS:
-        raise WhetError(f"reward.timeout is {timeout}; give seconds, more than 0 and at most a day")
-    # an episode whose environment failed has nothing to be judged by
-    judged = [number for number, sample in enumerate(samples) if sample.stop is not StopReason.FAILED]
-    if len(judged) < len(samples):
-        scored = [sample.scored({}, None) for sample in samples]
-        chosen, theirs = [samples[number] for number in judged], [prompts[number] for number in judged]
-        some = score(theirs, chosen, parts, timeout, on_error, progress=progress, steps=steps, share=share, ahead=ahead)
-        for number, sample in zip(judged, some, strict=True):
-            scored[number] = sample
-        return scored
-    state = TrainerState(round(progress * steps), steps)
-    judging = _Judging(timeout, failures, state, share, ahead)
-    by_part = {part.name: judging.verdicts(part, prompts, samples) for part in parts}
-    totals = combined(
-        {name: [one.score for one in verdicts] for name, verdicts in by_part.items()},
-        parts,
-        progress,
-        [prompt.id for prompt in prompts],
-    )
-    scored = [
-        sample.scored(
-            {name: one.score for name, one in verdicts.items() if one.score is not None and one.applies},
-            totals[i],
-            {column: value for one in verdicts.values() for column, value in one.columns.items()},
-        )
-        for i, sample in enumerate(samples)
-        if (verdicts := {name: of_part[i] for name, of_part in by_part.items()})
-    ]
-    excess = failures.excess() or _nothing_scored(prompts, scored, failures)
-    if excess is not None:
-        raise TooManyFailures(excess, scored)
-    return scored
-
-
-@dataclass(frozen=True)
-class Scorer:
-    """`score` with everything but the completions: how a run, or an exam, scores them."""
 
     parts: Sequence[RewardPart]
     timeout: float
@@ -235,46 +185,42 @@ class Scorer:
     ahead: ScoreAhead[_Judged] | None = None  # judges completions while others are written
 
     def __call__(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[Sample]:
-        return score(
-            prompts,
-            samples,
+        if len(prompts) != len(samples):
+            raise ValueError(f"{len(prompts)} prompts for {len(samples)} samples")
+        check_parts(self.parts)
+        if not 0 < self.timeout <= LONGEST_SECONDS:
+            raise WhetError(f"reward.timeout is {self.timeout}; give seconds, more than 0 and at most a day")
+        # an episode whose environment failed has nothing to be judged by
+        judged = [number for number, sample in enumerate(samples) if sample.stop is not StopReason.FAILED]
+        scored = [sample.scored({}, None) for sample in samples]
+        chosen = self._scored([prompts[number] for number in judged], [samples[number] for number in judged])
+        for number, sample in zip(judged, chosen, strict=True):
+            scored[number] = sample
+        return scored
+
+    def _scored(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[Sample]:
+        by_part = {part.name: self._verdicts(part, prompts, samples) for part in self.parts}
+        totals = combined(
+            {name: [one.score for one in verdicts] for name, verdicts in by_part.items()},
             self.parts,
-            self.timeout,
-            self.failures,
-            progress=self.progress,
-            steps=self.steps,
-            share=self.share,
-            ahead=self.ahead,
+            self.progress,
+            [prompt.id for prompt in prompts],
         )
+        scored = [
+            sample.scored(
+                {name: one.score for name, one in verdicts.items() if one.score is not None and one.applies},
+                totals[i],
+                {column: value for one in verdicts.values() for column, value in one.columns.items()},
+            )
+            for i, sample in enumerate(samples)
+            if (verdicts := {name: of_part[i] for name, of_part in by_part.items()})
+        ]
+        excess = self.failures.excess() or _nothing_scored(prompts, scored, self.failures)
+        if excess is not None:
+            raise TooManyFailures(excess, scored)
+        return scored
 
-
-def _nothing_scored(prompts: Sequence[Prompt], scored: Sequence[Sample], failures: Failures) -> str | None:
-    """Several prompts and not one score, because a reward failed: no rate is needed to see that it is broken."""
-    several = len({prompt.id for prompt in prompts}) > 1
-    if failures.on_error != "tolerate" or not several or any(sample.reward is not None for sample in scored):
-        return None
-    for name, recent in failures.recent.items():
-        if all(recent[-len(scored) :]):
-            return f"reward {name!r} failed on all {len(scored)} samples; the latest: {failures.latest(name)}"
-    return None
-
-
-def num_unscorable(samples: Iterable[Sample]) -> int:
-    """How many scored samples stay out of training because a part could not judge them."""
-    return sum(sample.reward is None for sample in samples)
-
-
-@dataclass(frozen=True)
-class _Judging:
-    """How the samples of one call to `score` are judged: by whom, in what time, and who counts failures."""
-
-    timeout: float
-    failures: Failures
-    state: TrainerState
-    share: Share | None
-    ahead: ScoreAhead[_Judged] | None
-
-    def verdicts(self, part: RewardPart, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[_Judged]:
+    def _verdicts(self, part: RewardPart, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[_Judged]:
         """Those of a part on the rows that it is for, and 0 on the others."""
         chosen = [row for row, prompt in enumerate(prompts) if part.scores_row(prompt)]
         theirs, written = [prompts[row] for row in chosen], [samples[row] for row in chosen]
@@ -286,11 +232,11 @@ class _Judging:
     def _judged(self, reward: Reward, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[_Judged]:
         if not samples:
             return []
-        failures = self.failures
+        failures, state = self.failures, TrainerState(round(self.progress * self.steps), self.steps)
 
         def work(rows: list[int]) -> list[_Judged]:
             chosen, theirs = [samples[row] for row in rows], [prompts[row] for row in rows]
-            return _judged(reward, theirs, chosen, self.timeout, failures.on_error, self.state)
+            return _judged(reward, theirs, chosen, self.timeout, failures.on_error, state)
 
         if self.share is not None:
             # a reward that sees several samples at once may compare them, or remember them: its calls stay as they are
@@ -313,6 +259,22 @@ class _Judging:
                 caught[0],
             )
         return judged
+
+
+def _nothing_scored(prompts: Sequence[Prompt], scored: Sequence[Sample], failures: Failures) -> str | None:
+    """Several prompts and not one score, because a reward failed: no rate is needed to see that it is broken."""
+    several = len({prompt.id for prompt in prompts}) > 1
+    if failures.on_error != "tolerate" or not several or any(sample.reward is not None for sample in scored):
+        return None
+    for name, recent in failures.recent.items():
+        if all(recent[-len(scored) :]):
+            return f"reward {name!r} failed on all {len(scored)} samples; the latest: {failures.latest(name)}"
+    return None
+
+
+def num_unscorable(samples: Iterable[Sample]) -> int:
+    """How many scored samples stay out of training because a part could not judge them."""
+    return sum(sample.reward is None for sample in samples)
 
 
 @dataclass(frozen=True)
@@ -359,7 +321,7 @@ def _judged(
         1 if isinstance(reward, PerSample) and not reward.is_async else len(samples)
     )  # async: all are awaited at once
     judged: list[_Judged] = []
-    with _beside(reward), remarks(reward.name):
+    with _beside(reward), calls_noted():
         _prepare(reward)
         with nullcontext(_nothing) if limits_itself else watchdog(timeout) as renew_watchdog:
             for start in range(0, len(samples), size):

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from whet.reward.combine import ALL, Normalise, Over, part_description
+from whet.reward.combine import ALL, Normalise, Over
 from whet.settings.bounds import MOST_STEPS, MOST_WEIGHT
 from whet.settings.sections import Listed, Section, Table, Weight
 
@@ -14,19 +14,23 @@ from whet.settings.sections import Listed, Section, Table, Weight
 class RewardPartSection(Section):
     """`whet.reward.combine.RewardPart` as a config file writes it: settings of gate and schedule stand beside them."""
 
-    reward: str = Field(description=part_description("reward"))
+    reward: str = Field(description="built-in name, module:function, file.py:function, or a reward model's folder")
     weight: Weight | tuple[tuple[Annotated[float, Field(ge=0, le=MOST_STEPS)], Weight], ...] = Field(
-        1.0, description=part_description("weight")
+        1.0, description="weight in the sum, or points [position, weight] to interpolate over the training"
     )
     over: Over = Field("share", description="unit of the positions: shares of the training, or steps")
-    settings: Table = Field({}, description=part_description("settings"))
-    gate: str = Field("", description=part_description("gate"))
+    settings: Table = Field({}, description="settings of the reward, by name")
+    gate: str = Field("", description="name of the part that must pass for this one to count")
     gate_least: Weight = Field(1.0, description="lowest score that passes the gate")
     gate_otherwise: Weight = Field(0.0, description="score where the gate does not pass")
-    cap: tuple[Weight, ...] = Field((), max_length=2, description=part_description("cap"))
-    normalise: Normalise = Field("off", description=part_description("normalise"))
-    penalty: bool = Field(False, description=part_description("penalty"))
-    rows: str = Field(ALL, description=part_description("rows"))
+    cap: tuple[Weight, ...] = Field((), max_length=2, description="[lowest, highest] value of the score")
+    normalise: Normalise = Field("off", description="standardise the score before weighting")
+    penalty: bool = Field(False, description="allow a negative weight")
+    rows: str = Field(
+        ALL,
+        description="rows that the part scores: all, with_answer, without_answer, or a source of a mixture by its "
+        "name; 0 elsewhere",
+    )
 
 
 class RewardSection(Section):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from whet.protocols import Reward
-from whet.reward.score import RewardPart
+from whet.reward.combine import RewardPart
 from whet.types import Prompt, Sample, WhetError
 
 StepScorer = Callable[[Prompt, str], Sequence[tuple[int, float]]]

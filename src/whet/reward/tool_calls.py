@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from whet.data.tool_syntax import ToolCall, call_of, calls_in, flattened, named, parameters_of, parsed_calls
@@ -44,12 +44,7 @@ def tool_calls(
     if not gold or not calls:
         return float(not gold and not calls)
     loose = text == "loose" or (text == "as_gold" and any(call.has_choices for call in gold))
-    wanted = [
-        _Wanted(
-            named(ToolCall(call.name, call.arguments, call.positional), tools), call, parameters_of(call.name, tools)
-        )
-        for call in gold
-    ]
+    wanted = [replace(each, call=named(each.call, tools), schema=parameters_of(each.call.name, tools)) for each in gold]
     scores = [[_call_score(target, call, loose) for call in calls] for target in wanted]
     total = _in_order(scores) if ordered else _matched(scores)
     score = total / max(len(gold), len(calls))
@@ -57,29 +52,21 @@ def tool_calls(
 
 
 @dataclass(frozen=True)
-class GoldCall:
+class _Wanted:
     """A call that is expected."""
 
-    name: str
-    arguments: Mapping[str, Any]
-    positional: tuple[Any, ...] = ()
-    has_choices: bool = False  # every argument is a list of allowed values
-
-
-@dataclass(frozen=True)
-class _Wanted:
     call: ToolCall
-    gold: GoldCall
-    schema: Mapping[str, Any]  # of the parameters, {} where it is not known
+    has_choices: bool = False  # every argument is a list of allowed values
+    schema: Mapping[str, Any] = field(default_factory=dict)  # of the parameters, {} where it is not known
 
     def allowed(self, argument: str) -> Sequence[Any] | None:
         if argument not in self.call.arguments:
             return None
         value = self.call.arguments[argument]
-        return value if self.gold.has_choices else [value]
+        return value if self.has_choices else [value]
 
 
-def _gold(prompt: Prompt) -> list[GoldCall] | None:
+def _gold(prompt: Prompt) -> list[_Wanted] | None:
     value = prompt.answer if prompt.answer is not None else prompt.meta.get("ground_truth")
     if value is None:
         raise WhetError(
@@ -93,17 +80,17 @@ def _gold(prompt: Prompt) -> list[GoldCall] | None:
     return None if None in calls else [call for call in calls if call is not None]
 
 
-def _gold_call(value: Any) -> GoldCall | None:
+def _gold_call(value: Any) -> _Wanted | None:
     if isinstance(value, str):
         calls = parsed_calls(value)
         value = calls[0] if calls is not None and len(calls) == 1 else None
     call = value if isinstance(value, ToolCall) else call_of(value)
     if call is not None:
-        return GoldCall(call.name, call.arguments, call.positional) if call.name else None
+        return _Wanted(call) if call.name else None
     if isinstance(value, Mapping) and len(value) == 1:
         (name, arguments), *_ = value.items()
         if isinstance(arguments, Mapping) and all(isinstance(values, list | tuple) for values in arguments.values()):
-            return GoldCall(str(name), dict(arguments), has_choices=True)
+            return _Wanted(ToolCall(str(name), dict(arguments)), has_choices=True)
     return None
 
 
@@ -116,11 +103,11 @@ def _call_score(wanted: _Wanted, given: ToolCall, loose: bool) -> float:
         allowed = wanted.allowed(name)
         if name not in given.arguments:
             # no allowed value at all: there is nothing to give
-            total += not (wanted.gold.has_choices and allowed is not None and ("" in allowed or not allowed))
+            total += not (wanted.has_choices and allowed is not None and ("" in allowed or not allowed))
             continue
         total += 1
         value = given.arguments[name]
-        is_typed = not (wanted.gold.has_choices and _is_float_for_int(wanted.schema.get(name), value))
+        is_typed = not (wanted.has_choices and _is_float_for_int(wanted.schema.get(name), value))
         right += allowed is not None and is_typed and any(_equal(choice, value, loose) for choice in allowed)
     return 0.5 + 0.5 * (right / total if total else 1.0)
 

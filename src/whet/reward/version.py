@@ -61,7 +61,7 @@ def reward_version(reward: Reward | Callable[..., Any]) -> RewardVersion:
     return RewardVersion(pieces_hash(pieces), str(name), dict(sorted(pieces.items())))
 
 
-def parts_version(parts: Sequence[RewardPart], *also: Any) -> RewardVersion:
+def parts_version(parts: Sequence[RewardPart]) -> RewardVersion:
     """The version of a whole reward; the pieces of a part begin with its name."""
     pieces: dict[str, str] = {"parts": ", ".join(part.name for part in parts)}
     for part in parts:
@@ -70,7 +70,6 @@ def parts_version(parts: Sequence[RewardPart], *also: Any) -> RewardVersion:
             if field.name not in ("reward", "settings"):
                 inner[field.name] = _value_text(getattr(part, field.name))
         pieces |= {f"{part.name}: {piece}": content for piece, content in inner.items()}
-    pieces |= {f"also {number}": _value_text(value) for number, value in enumerate(also, start=1)}
     return RewardVersion(pieces_hash(pieces), pieces["parts"], dict(sorted(pieces.items())))
 
 

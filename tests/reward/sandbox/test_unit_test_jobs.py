@@ -64,7 +64,7 @@ def test_a_check_program_is_counted_too(sandbox):
 
 def test_code_that_does_not_load(sandbox):
     found = run_tests(sandbox, "def f(x) return x")
-    assert found.ended == "the code does not load" and "SyntaxError" in found.details["note"]
+    assert found.ended == "the code does not load" and "SyntaxError" in found.note
     assert run_tests(sandbox, "import sys\nsys.exit(0)").ended == "the code does not load"
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from whet.envs.adapters.shared import cannot_be_made, number
@@ -28,47 +27,44 @@ ROUTE = "environment"  # the column that chooses among several classes
 NO_TOOLS = ("reset", "get_reward")
 
 
-@dataclass(frozen=True)
-class MethodSource:
+def method_source(foreign: Any) -> ToolSource:
     """The public methods of one foreign object as tools."""
-
-    foreign: Any
-
-    @property
-    def name(self) -> str:
-        return type(self.foreign).__name__
-
-    @property
-    def schemas(self) -> Sequence[Mapping[str, Any]]:
-        return [method_schema(getattr(self.foreign, name)) for name in tool_methods(type(self.foreign))]
-
-    def open(self, limits: ToolLimits) -> OpenTools:
-        methods = [getattr(self.foreign, name) for name in tool_methods(type(self.foreign))]
-        tools = [
-            Tool(method.__name__, method_schema(method), _as_text(method), state=self.foreign) for method in methods
-        ]
-        return OpenTools(tuple(tools))
+    methods = [getattr(foreign, name) for name in tool_methods(type(foreign))]
+    tools = tuple(Tool(method.__name__, method_schema(method), _as_text(method), state=foreign) for method in methods)
+    return ToolSource(type(foreign).__name__, [tool.schema for tool in tools], lambda limits: OpenTools(tools))
 
 
 class TrlEnvironment:
-    """One episode of one foreign object."""
+    """One episode of one foreign object, made when the episode begins: of several classes, the row names one."""
 
     waits_for_calls_only = True
     no_branches = "the tools of a TRL class are methods of one object; give it whet's own interface, start and step"
 
-    def __init__(self, foreign: Any, inner: ToolEnvironment, pool: CallPool, is_routed: bool) -> None:
-        self.foreign, self._inner, self._pool, self._is_routed = foreign, inner, pool, is_routed
-        self._name = type(foreign).__name__
-        self.stops = inner.stops
-        self.scores = self.adds_reward = hasattr(foreign, "get_reward")
+    def __init__(
+        self,
+        make: Callable[[str], tuple[Any, ToolEnvironment]],
+        routes: Sequence[str],
+        pool: CallPool,
+        stops: tuple[str, ...],
+        adds_reward: bool,
+        scores: bool,
+    ) -> None:
+        self._make, self._routes, self._pool = make, routes, pool
+        self.stops, self.adds_reward, self.scores = stops, adds_reward, scores
+        self.foreign: Any = None  # the object that plays
+        self._inner: ToolEnvironment | None = None
 
     def start(self, prompt: Prompt) -> Awaitable[InitialObservation | None]:
+        row = dict(prompt.meta) | ({} if prompt.answer is None else {"answer": prompt.answer})
+        route = row.pop(ROUTE, None) if self._routes else ""
+        if self._routes and route not in self._routes:
+            raise ValueError(
+                f"prompt {prompt.id!r} has {ROUTE}={route!r}; expected one of {', '.join(map(repr, self._routes))}"
+            )
+        self.foreign, self._inner = self._make(route)
         conversation = [dict(message) for message in prompt.messages] or [
             {"role": "user", "content": prompt.text or ""}
         ]
-        row = dict(prompt.meta) | ({} if prompt.answer is None else {"answer": prompt.answer})
-        if self._is_routed:
-            del row[ROUTE]
         said = self.foreign.reset(**{"prompt": conversation, **row})
         if said is not None and not isinstance(said, str):
             raise TypeError(f"{self._name}.reset gave a value of type {type(said).__name__}; expected text or None")
@@ -76,6 +72,7 @@ class TrlEnvironment:
         return self._inner.start(Prompt(prompt.id, (*conversation[:-1], last), None, prompt.answer, prompt.meta))
 
     async def step(self, completion: Completion) -> StepResult:
+        assert self._inner is not None
         result = await self._inner.step(completion)
         return StepResult(reward=await self._reward(), done=True) if result.done else result
 
@@ -84,7 +81,12 @@ class TrlEnvironment:
         return await self._reward()
 
     def close(self) -> None:
-        self._inner.close()
+        if self._inner is not None:
+            self._inner.close()
+
+    @property
+    def _name(self) -> str:
+        return type(self.foreign).__name__
 
     async def _reward(self) -> float | None:
         get_reward = getattr(self.foreign, "get_reward", None)
@@ -107,66 +109,30 @@ def trl_environment(
     beside = [find_tools(tool) for tool in calling.tools]
     limits, pools = ToolLimits(calling.tool_seconds), {True: CallPool(), False: CallPool()}
     formats: dict[str, CallFormat] = {}
+    scored = []
     for route, kind in routes.items():
-        sources = [*beside, MethodSource(_checked(kind))]
+        foreign = _checked(kind)
+        scored.append(hasattr(foreign, "get_reward"))
+        sources = [*beside, method_source(foreign)]
         check_names(sources)
         schemas = [schema for source in sources for schema in source.schemas]
         if not schemas:
             raise WhetError(
-                f"{type(sources[-1].foreign).__name__} has reset and no other public method; give it methods with "  # type: ignore[attr-defined]
-                "type hints and a docstring, or name tools with it"
+                f"{sources[-1].name} has reset and no other public method; give it methods with type hints and a "
+                "docstring, or name tools with it"
             )
         formats[route] = call_format_of(
             calling.call_format, schemas, calling.tokenizer, calling.history, calling.instructions
         )
 
-    def make(route: str) -> TrlEnvironment:
+    def make(route: str) -> tuple[Any, ToolEnvironment]:
         foreign = routes[route]()
-        sources: list[ToolSource] = [*beside, MethodSource(foreign)]
-        inner = ToolEnvironment(sources, formats[route], limits, MOST_CALLS, pools)
-        return TrlEnvironment(foreign, inner, pools[False], isinstance(kinds, Mapping))
+        sources = [*beside, method_source(foreign)]
+        return foreign, ToolEnvironment(sources, formats[route], limits, MOST_CALLS, pools)
 
     stops = tuple(dict.fromkeys(text for form in formats.values() for text in form.stops))
-    return (lambda: Routed(routes, make, stops)) if isinstance(kinds, Mapping) else (lambda: make(""))
-
-
-class Routed:
-    """One episode of the environment that the prompt's column `environment` names."""
-
-    waits_for_calls_only = True
-    no_branches = TrlEnvironment.no_branches
-
-    def __init__(
-        self, routes: Mapping[str, Any], make: Callable[[str], TrlEnvironment], stops: tuple[str, ...]
-    ) -> None:
-        self._routes, self._make, self.stops = routes, make, stops
-        self._chosen: TrlEnvironment | None = None
-        self.adds_reward = any(hasattr(kind, "get_reward") for kind in routes.values())
-
-    @property
-    def foreign(self) -> Any:
-        """The object that plays; None before the episode begins."""
-        return None if self._chosen is None else self._chosen.foreign
-
-    def start(self, prompt: Prompt) -> Awaitable[InitialObservation | None]:
-        route = prompt.meta.get(ROUTE)
-        if route not in self._routes:
-            raise ValueError(
-                f"prompt {prompt.id!r} has {ROUTE}={route!r}; expected one of {', '.join(map(repr, self._routes))}"
-            )
-        self._chosen = self._make(str(route))
-        return self._chosen.start(prompt)
-
-    async def step(self, completion: Completion) -> StepResult:
-        assert self._chosen is not None
-        return await self._chosen.step(completion)
-
-    async def cut_off(self, reason: StopReason) -> float | None:
-        return None if self._chosen is None else await self._chosen.cut_off(reason)
-
-    def close(self) -> None:
-        if self._chosen is not None:
-            self._chosen.close()
+    named = tuple(routes) if isinstance(kinds, Mapping) else ()
+    return lambda: TrlEnvironment(make, named, pools[False], stops, any(scored), any(scored) or bool(named))
 
 
 def tool_methods(kind: type) -> list[str]:

@@ -104,8 +104,7 @@ class AgentRunner:
             history=history,
             call_format=call_format,
         )
-        self._model, self._context = model, context
-        self._must_report = must_report
+        self._model, self._must_report = model, must_report
         self._endpoint: HttpEndpoint | None = None
         self._stopping: weakref.finalize[..., AgentRunner] | None = None
         self._guard = ProgramGuard()
@@ -168,7 +167,7 @@ class AgentRunner:
 
     def _started(self) -> HttpEndpoint:
         if self._endpoint is None:
-            self._endpoint = HttpEndpoint(self._queue, self._model, context=self._context, any_model=True)
+            self._endpoint = HttpEndpoint(self._queue, self._model, any_model=True)
             self._endpoint.start()
             self._stopping = weakref.finalize(self, HttpEndpoint.stop, self._endpoint)
         return self._endpoint

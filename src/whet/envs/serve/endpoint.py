@@ -11,9 +11,9 @@ import hashlib
 import hmac
 import json
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from whet.envs.serve import responses, web, wire
 from whet.envs.serve.calls import CallRecord
@@ -38,13 +38,12 @@ class HttpEndpoint:
         queue: RequestQueue,
         model: str,
         *,
-        context: int = 0,
         host: str = LOOPBACK,
         port: int = 0,
         any_model: bool = False,  # programs name the model they were written for
     ) -> None:
         require_server()
-        self._queue, self._model, self._context, self._any_model = queue, model, context, any_model
+        self._queue, self._model, self._any_model = queue, model, any_model
         self._host, self._records = host, dict[bytes, CallRecord]()
         self._lock = threading.Lock()
         self._server = web.HttpServer(host, port, "whet-endpoint")
@@ -159,7 +158,7 @@ class HttpEndpoint:
 
     def _card(self) -> dict[str, Any]:
         card: dict[str, Any] = {"id": self._model, "object": "model", "created": 0, "owned_by": "whet"}
-        return {**card, **({"max_model_len": self._context} if self._context else {})}
+        return {**card, **({"max_model_len": self._queue.context} if self._queue.context else {})}
 
     def _admitted(self, request: Any) -> CallRecord:
         """The record that a request's token belongs to."""
@@ -193,16 +192,7 @@ class HttpEndpoint:
                 raise BadCall(f"the content type is {kind[:100]!r}; expected application/json", status=415)
 
 
-class Events(Protocol):
-    """How an API tells an answer as server-sent events."""
-
-    def piece(self, result: ServedCompletions, model: str, choice: int, text: str) -> list[str]:
-        """More of a choice's text, while it is written; `result` has no choices yet."""
-        ...
-
-    def end(self, result: ServedCompletions, model: str, streamed: Mapping[int, int]) -> list[str]:
-        """What is left when all is written, `streamed` characters of each choice having been told."""
-        ...
+Events = wire.ChatEvents | wire.CompletionEvents | responses.ResponseEvents  # an answer as server-sent events
 
 
 class Api(NamedTuple):

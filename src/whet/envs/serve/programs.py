@@ -30,7 +30,7 @@ import time
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from whet.envs.adapters.verifiers import verifiers_play
 from whet.envs.sections import VERIFIERS
@@ -330,17 +330,7 @@ class AgentProgram:
         return " ".join(lines[-1].split())[:200] if lines else ""
 
 
-class Ending(Protocol):
-    """What plays an episode and can be ended."""
-
-    def ask_to_end(self) -> None: ...
-
-    def kill(self) -> None: ...
-
-    def wait(self, seconds: float) -> bool: ...
-
-
-def end_all(programs: Sequence[Ending]) -> None:
+def end_all(programs: Sequence[AgentProgram | FunctionEpisode]) -> None:
     """Ask them all to end, then make them."""
     for program in programs:
         program.ask_to_end()

@@ -17,7 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from whet.data.call_formats import chosen_format
 from whet.data.chat import prompt_tokens
@@ -32,6 +33,8 @@ from whet.rollout.seed import request_seed
 from whet.rollout.session import open_session
 from whet.types import Completion, Message, Prompt, Request, Sample, Sampling, SessionShape, StopReason, Turn, WhetError
 
+Made = TypeVar("Made")
+MOST_TOOL_LISTS = 64  # whose formats are remembered
 MOST_WAITING = 256  # requests, before more are sent away
 MANY_TURNS = 2**31
 MOST_ROWS = 128  # of a session whose requests ask for several completions
@@ -105,7 +108,7 @@ class RequestQueue:
     ) -> None:
         self._engine, self._tokenizer = engine, tokenizer
         self._scorer, self._to_score = scorer, queue.SimpleQueue[ScoreJob]()
-        self._ends, self._context, self._rows = frozenset(end_tokens), context, rows
+        self._ends, self.context, self._rows = frozenset(end_tokens), context, rows
         self._most_asked = 1  # completions of one request so far: a session has rows for them
         self._has_constrained = False  # somebody asked for JSON, or forced a call
         self._history, self._call_format = history, call_format
@@ -146,9 +149,9 @@ class RequestQueue:
         known = len(self._tokenizer)
         if any(token >= known for token in request.tokens):
             raise BadCall(f"prompt holds a token id beyond the vocabulary of {known}", param="prompt")
-        if self._context and len(request.tokens) > self._context:
+        if self.context and len(request.tokens) > self.context:
             raise BadCall(
-                f"prompt has {len(request.tokens)} tokens and the model's context {self._context}",
+                f"prompt has {len(request.tokens)} tokens and the model's context {self.context}",
                 code="context_length_exceeded",
                 param="prompt",
             )
@@ -335,11 +338,11 @@ class RequestQueue:
         call = self._prompted(record, request)
         call.is_constrained = bool(job.grammar)
         call.role = request.role or ("" if call.parent is None else call.parent.role)
-        room = record.room(call, self._context)
+        room = record.room(call, self.context)
         if room < 1:
             record.ended_by = record.ended_by or StopReason.TOKENS
             raise BadCall(
-                f"the maximum context length is {self._context} tokens and the conversation has {len(call.prompt)}, "
+                f"the maximum context length is {self.context} tokens and the conversation has {len(call.prompt)}, "
                 f"which leaves no room for a completion; the episode's budget is {record.most_tokens or 'the same'}",
                 code="context_length_exceeded",
                 param="messages",
@@ -415,8 +418,8 @@ class RequestQueue:
         waiting = [len(job.prompted.prompt) for job in self.waiting if job.prompted is not None]
         longest = 3 * max(LEAST_PROMPT, length, *waiting) // 2
         growth = most_tokens or 4 * sampling.max_new_tokens
-        if self._context:
-            longest, growth = min(longest, self._context), min(growth, self._context)
+        if self.context:
+            longest, growth = min(longest, self.context), min(growth, self.context)
         rows = max(self._rows, min(self._rows * self._most_asked, MOST_ROWS))
         shape = SessionShape(rows, longest, max(growth, sampling.max_new_tokens))
         closing = ExitStack()
@@ -562,34 +565,24 @@ class RequestQueue:
 
     def _format(self, tools: Sequence[Mapping[str, Any]]) -> CallFormat:
         """How these tools are shown and called; a `BadCall` where the template cannot do it."""
-        key = json.dumps(list(tools), sort_keys=True)
-        if key not in self._formats:
-            if len(self._formats) >= 64:
-                self._formats.clear()
-            for history in dict.fromkeys((self._history, "sampled")):
-                # a template that rewrites history is given the whole of it for every call, and that is counted
-                try:
-                    self._formats[key] = call_format_of(self._call_format, tools, self._tokenizer, history)
-                    break
-                except WhetError as error:
-                    self._formats[key] = str(error)
-        call_format = self._formats[key]
+
+        def make() -> CallFormat:
+            # a template that rewrites history is given the whole of it for every call, and that is counted
+            try:
+                return call_format_of(self._call_format, tools, self._tokenizer, self._history)
+            except WhetError:
+                return call_format_of(self._call_format, tools, self._tokenizer, "sampled")
+
+        call_format = _remembered(self._formats, tools, make)
         if isinstance(call_format, str):
             raise BadCall(call_format, param="tools")
         return call_format
 
     def _renderer(self, tools: Sequence[Mapping[str, Any]]) -> TurnRenderer | str:
         """What writes answers behind a sampled turn, or why the template cannot be applied so."""
-        key = json.dumps(list(tools), sort_keys=True)
-        if key not in self._renderers:
-            if len(self._renderers) >= 64:
-                self._renderers.clear()
-            chat = bool(self._tokenizer.chat_template)
-            try:
-                self._renderers[key] = turn_renderer(self._tokenizer, chat=chat, tools=tools, history=self._history)
-            except WhetError as error:
-                self._renderers[key] = str(error)
-        return self._renderers[key]
+        chat = bool(self._tokenizer.chat_template)
+        make = partial(turn_renderer, self._tokenizer, chat=chat, tools=tools, history=self._history)
+        return _remembered(self._renderers, tools, make)
 
     def _written(self, opened: _OpenSession, number: int, job: Job, call: ModelCall, sample: Sample) -> None:
         """A completion is done; with the last one of its job, the client gets them."""
@@ -654,6 +647,21 @@ class RequestQueue:
             CalledTool(f"call_{secrets.token_hex(8)}", tool_call.name, json.dumps(dict(tool_call.arguments)))
             for tool_call in parsed.calls
         )
+
+
+def _remembered(
+    known: dict[str, Made | str], tools: Sequence[Mapping[str, Any]], make: Callable[[], Made]
+) -> Made | str:
+    """What was made for these tools, or why it cannot be."""
+    key = json.dumps(list(tools), sort_keys=True)
+    if key not in known:
+        if len(known) >= MOST_TOOL_LISTS:
+            known.clear()
+        try:
+            known[key] = make()
+        except WhetError as error:
+            known[key] = str(error)
+    return known[key]
 
 
 def _fits(shape: SessionShape, length: int, budget: int) -> bool:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from typing import Any
 
 from whet.envs.serve.calls import CallRecord
 from whet.envs.serve.endpoint import HttpEndpoint
-from whet.envs.serve.request_queue import RequestQueue, TokenScorer
+from whet.envs.serve.request_queue import RequestQueue
 from whet.envs.serve.web import LOOPBACK
-from whet.protocols import Engine
 from whet.types import Sampling, WhetError
 
 REMEMBERED = 4096  # completions that a conversation can go on from, token for token
@@ -22,35 +19,19 @@ class ModelServer:
 
     def __init__(
         self,
-        engine: Engine,
-        tokenizer: Any,
+        queue: RequestQueue,
         sampling: Sampling,
         token: str,
         *,
         model: str,
-        end_tokens: Sequence[int] = (),
-        context: int = 0,
-        rows: int = 16,
         host: str = LOOPBACK,
         port: int = 0,
         seed: int = 0,
-        history: str = "template",
-        call_format: str = "auto",
-        scorer: TokenScorer | None = None,
     ) -> None:
         if not token:
             raise WhetError("the server's token is empty; give one, or leave it away to have one drawn")
-        self._queue = RequestQueue(
-            engine,
-            tokenizer,
-            end_tokens=end_tokens,
-            context=context,
-            rows=rows,
-            history=history,
-            call_format=call_format,
-            scorer=scorer,
-        )
-        self._endpoint = HttpEndpoint(self._queue, model, context=context, host=host, port=port)
+        self._queue = queue
+        self._endpoint = HttpEndpoint(self._queue, model, host=host, port=port)
         self._endpoint.allow(token, CallRecord(seed=("serve", seed), keeps=REMEMBERED))
         self._sampling = sampling
         self._stopping = threading.Event()

@@ -29,7 +29,6 @@ from whet.data.call_formats import Calls
 from whet.data.tool_syntax import ToolCall
 from whet.envs.tools.schema import fitting
 from whet.envs.tools.tool import (
-    FunctionSource,
     OpenTools,
     Tool,
     ToolFailed,
@@ -231,7 +230,7 @@ class ToolEnvironment:
     @property
     def no_branches(self) -> str:
         """Why an episode with these tools cannot branch: one of them remembers its calls; empty where none does."""
-        keeping = [source.name for source in self._sources if not isinstance(source, FunctionSource)]
+        keeping = [source.name for source in self._sources if source.keeps]
         return f"the tool {keeping[0]} may keep what its calls leave; plain functions can branch" if keeping else ""
 
     def fork(self) -> ToolEnvironment:

@@ -14,19 +14,10 @@ from types import MappingProxyType
 from typing import Any
 
 from whet.envs.tools.calculator import calculator
-from whet.envs.tools.environment import CallFormat, ToolEnvironment, check_names
+from whet.envs.tools.environment import ToolEnvironment, check_names
 from whet.envs.tools.formats import call_format_of
-from whet.envs.tools.sandboxed import PythonSource, sandboxed_class, sandboxed_thing, warm_sandboxes
-from whet.envs.tools.tool import (
-    ClassSource,
-    FunctionSource,
-    Tool,
-    ToolLimits,
-    ToolSource,
-    as_tool,
-    checked_class,
-    tool_name,
-)
+from whet.envs.tools.sandboxed import python_source, sandboxed_source, warm_sandboxes
+from whet.envs.tools.tool import Tool, ToolLimits, ToolSource, as_tool, class_source, function_source, tool_name
 from whet.registry import imported
 from whet.reward.sandbox.pool import shared_sandbox
 from whet.rollout.calls import CallPool
@@ -42,10 +33,10 @@ def find_tools(spec: str | Callable[..., Any], settings: Mapping[str, Any] = NO_
     if isinstance(spec, str):
         return _named(spec, settings)
     if isinstance(spec, Tool):
-        return FunctionSource(spec)
+        return function_source(spec, spec.call)
     if inspect.isclass(spec):
-        return checked_class(spec, settings)
-    return FunctionSource(as_tool(_unset(spec, settings)))
+        return class_source(spec, settings)
+    return function_source(as_tool(_unset(spec, settings)), spec)
 
 
 def _named(spec: str, settings: Mapping[str, Any]) -> ToolSource:
@@ -71,13 +62,13 @@ def _named(spec: str, settings: Mapping[str, Any]) -> ToolSource:
 
 def _built_in(name: str, settings: Mapping[str, Any]) -> ToolSource:
     if name == "calculator":
-        return FunctionSource(as_tool(_unset(calculator, settings)))
+        return function_source(as_tool(_unset(calculator, settings)))
     if name == "python":
         allowed: tuple[str, ...] = ("memory_mb",)
         _check_settings(name, settings, allowed)
         sandbox = shared_sandbox()
         sandbox.start(1)  # a machine that isolates too little is refused now
-        return PythonSource(sandbox, **settings)
+        return python_source(sandbox, **settings)
     from whet.envs.tools.search import SETTINGS, search_source
 
     _check_settings(name, settings, SETTINGS)
@@ -134,23 +125,13 @@ def tool_environment(
             f"settings are given for the tool {odd!r}{did_you_mean(odd, names)}, and there is none; there are: "
             f"{', '.join(names)}"
         )
-    sources = _in_sandbox(sources, sandboxed)
+    sources = _in_sandbox(sources, sandboxed, settings)
     check_names(sources)
     schemas = [schema for source in sources for schema in source.schemas]
     form = call_format_of(call_format, schemas, tokenizer, history, instructions)
     warm_sandboxes(sources, episodes)
-    return _factory(sources, form, ToolLimits(tool_seconds, characters), most_calls)
-
-
-def _factory(
-    sources: Sequence[ToolSource], form: CallFormat, limits: ToolLimits, most_calls: int
-) -> Callable[[], ToolEnvironment]:
-    pools = {True: CallPool(), False: CallPool()}
-
-    def make() -> ToolEnvironment:
-        return ToolEnvironment(sources, form, limits, most_calls, pools)
-
-    return make
+    limits, pools = ToolLimits(tool_seconds, characters), {True: CallPool(), False: CallPool()}
+    return lambda: ToolEnvironment(sources, form, limits, most_calls, pools)
 
 
 def _spec_name(spec: str | Callable[..., Any]) -> str:
@@ -160,7 +141,9 @@ def _spec_name(spec: str | Callable[..., Any]) -> str:
     return str(getattr(spec, "__name__", None) or getattr(spec, "name", spec))
 
 
-def _in_sandbox(sources: Sequence[ToolSource], names: Sequence[str]) -> list[ToolSource]:
+def _in_sandbox(
+    sources: Sequence[ToolSource], names: Sequence[str], settings: Mapping[str, Mapping[str, Any]]
+) -> list[ToolSource]:
     """The sources with those of the given names moved into the sandbox."""
     known = {name for source in sources for name in (source.name, *map(tool_name, source.schemas))}
     for name in names:
@@ -172,12 +155,12 @@ def _in_sandbox(sources: Sequence[ToolSource], names: Sequence[str]) -> list[Too
     moved: list[ToolSource] = []
     for source in sources:
         is_wanted = any(name in (source.name, *map(tool_name, source.schemas)) for name in names)
-        if not is_wanted or isinstance(source, PythonSource):
+        if not is_wanted or source.sandbox is not None:
             moved.append(source)
-        elif isinstance(source, ClassSource):
-            moved.append(sandboxed_class(source))
-        elif isinstance(source, FunctionSource) and source.name not in ("search", "calculator"):
-            moved.append(sandboxed_thing(source.tool.call, source.schemas))
-        else:
+        elif source.movable is None:
             raise WhetError(f"the tool {source.name!r} cannot run in the sandbox; drop it from env.sandboxed")
+        elif settings.get(source.name):
+            raise WhetError(f"the tool class {source.name} runs in the sandbox and takes no settings there; drop them")
+        else:
+            moved.append(sandboxed_source(source.movable, source.schemas))
     return moved

@@ -14,11 +14,11 @@ import os
 import shlex
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TextIO, cast
 
-from whet.envs.tools.tool import OpenTools, Tool, ToolFailed, ToolLimits, ToolTimedOut
+from whet.envs.tools.tool import OpenTools, Tool, ToolFailed, ToolLimits, ToolSource, ToolTimedOut, tool_name
 from whet.threads import Thread
 from whet.types import WhetError
 
@@ -197,39 +197,29 @@ def _last_line(errors: TextIO) -> str:
     return ""
 
 
-class ServerSource:
-    """The tools of one server."""
+class SharedServer:
+    """The run's own server, a new one where it has ended."""
 
-    def __init__(self, command: Sequence[str], schemas: Sequence[Mapping[str, Any]], is_shared: bool) -> None:
-        self.command, self.schemas, self.is_shared = command, schemas, is_shared
-        self._shared = ServerConnection(command)
+    def __init__(self, command: Sequence[str]) -> None:
+        self._command, self._connection = command, ServerConnection(command)
         self._lock = threading.Lock()
 
-    @property
-    def name(self) -> str:
-        return f"{SHARED if self.is_shared else EPISODE}{shlex.join(self.command)}"
-
-    def open(self, limits: ToolLimits) -> OpenTools:
-        if self.is_shared:
-            return OpenTools(tuple(self._tool(schema, limits, None) for schema in self.schemas))
-        own = ServerConnection(self.command)
-        return OpenTools(tuple(self._tool(schema, limits, own) for schema in self.schemas), own.close)
-
-    def _tool(self, schema: Mapping[str, Any], limits: ToolLimits, own: ServerConnection | None) -> Tool:
-        name = schema["function"]["name"]
-
-        def call(**arguments: Any) -> str:
-            return (own or self._running()).call(name, arguments, limits.seconds)
-
-        return Tool(name, schema, call, state=own, ends_itself=True)
-
-    def _running(self) -> ServerConnection:
-        """The run's own server, a new one where it has ended."""
+    def running(self) -> ServerConnection:
+        """The connection that calls go to."""
         with self._lock:
-            if self._shared.is_dead:
-                logger.warning("the MCP server %s has ended; it is started again", shlex.join(self.command))
-                self._shared = ServerConnection(self.command)
-            return self._shared
+            if self._connection.is_dead:
+                logger.warning("the MCP server %s has ended; it is started again", shlex.join(self._command))
+                self._connection = ServerConnection(self._command)
+            return self._connection
+
+
+def _server_tool(
+    schema: Mapping[str, Any], limits: ToolLimits, running: Callable[[], ServerConnection], state: object
+) -> Tool:
+    def call(**arguments: Any) -> str:
+        return running().call(tool_name(schema), arguments, limits.seconds)
+
+    return Tool(tool_name(schema), schema, call, state=state, ends_itself=True)
 
 
 def is_server(spec: str) -> bool:
@@ -237,7 +227,7 @@ def is_server(spec: str) -> bool:
     return spec.startswith((EPISODE, SHARED))
 
 
-def server_source(spec: str) -> ServerSource:
+def server_source(spec: str) -> ToolSource:
     """The source of `mcp:COMMAND` or `mcp-shared:COMMAND`. The server is started once, to ask for its tools."""
     try:
         import mcp  # noqa: F401
@@ -260,4 +250,12 @@ def server_source(spec: str) -> ServerSource:
         connection.close(wait=True)
     if not schemas:
         raise WhetError(f"tool {spec!r}: the server offers no tools; check the command")
-    return ServerSource(tuple(command), tuple(schemas), is_shared)
+    shared = SharedServer(command) if is_shared else None
+
+    def open_server(limits: ToolLimits) -> OpenTools:
+        if shared is not None:
+            return OpenTools(tuple(_server_tool(schema, limits, shared.running, None) for schema in schemas))
+        own = ServerConnection(command)
+        return OpenTools(tuple(_server_tool(schema, limits, lambda: own, own) for schema in schemas), own.close)
+
+    return ToolSource(f"{SHARED if is_shared else EPISODE}{shlex.join(command)}", schemas, open_server)

@@ -14,17 +14,16 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from whet.envs.tools.schema import json_schema
 from whet.envs.tools.tool import (
-    ClassSource,
     OpenTools,
     Tool,
     ToolFailed,
     ToolLimits,
+    ToolSource,
     ToolText,
     ToolTimedOut,
     tool_name,
@@ -36,6 +35,7 @@ from whet.types import WhetError
 
 WALL = 2  # times the processor time of a call: the clock only catches what sleeps
 TIMES = ("out of time",)
+MEMORY_MB = 512  # of a session
 
 
 def python(code: str) -> str:
@@ -47,75 +47,59 @@ def python(code: str) -> str:
     raise ToolFailed("it runs in the sandbox alone")
 
 
-@dataclass(frozen=True)
-class PythonSource:
+def python_source(sandbox: Sandbox, memory_mb: int = MEMORY_MB) -> ToolSource:
     """A Python console, one per episode."""
+    schema = json_schema(python)
 
-    sandbox: Sandbox
-    memory_mb: int = 512
-
-    @property
-    def name(self) -> str:
-        return "python"
-
-    @property
-    def schemas(self) -> Sequence[Mapping[str, Any]]:
-        return (json_schema(python),)
-
-    def open(self, limits: ToolLimits) -> OpenTools:
-        session = SandboxSession(self.sandbox, session_limits(limits, self.memory_mb))
+    def open_console(limits: ToolLimits) -> OpenTools:
+        session = SandboxSession(sandbox, session_limits(limits, memory_mb))
 
         def run(code: str) -> ToolText:
             return _call_result(session, {"operation": "run", "source": code}, limits, "its variables are gone")
 
-        tool = Tool(self.name, self.schemas[0], run, state=session, ends_itself=True)
-        return OpenTools((tool,), session.close)
+        return OpenTools((Tool("python", schema, run, state=session, ends_itself=True),), session.close)
+
+    return ToolSource("python", (schema,), open_console, sandbox=sandbox)
 
 
-@dataclass(frozen=True)
-class SandboxedSource:
-    """A function, or a class whose methods are tools, of which the sandbox has the source."""
+def sandboxed_source(thing: Any, schemas: Sequence[Mapping[str, Any]]) -> ToolSource:
+    """A function, or a class whose methods are tools, run in the sandbox; loaded there once to see that it works."""
+    sandbox, name = shared_sandbox(), thing.__name__
+    load = {
+        **{"operation": "load", "source": source_of(thing), "kind": name if inspect.isclass(thing) else ""},
+        "names": [tool_name(schema) for schema in schemas],
+    }
 
-    sandbox: Sandbox
-    name: str
-    source: str  # Python, that defines it
-    kind: str  # name of the class; "" for a function
-    schemas: Sequence[Mapping[str, Any]]
-    memory_mb: int = 512
+    def load_into(session: SandboxSession, most: int) -> None:
+        if error := session.call(load, most).error:
+            raise ToolFailed(error)
 
-    def open(self, limits: ToolLimits) -> OpenTools:
-        session = SandboxSession(self.sandbox, session_limits(limits, self.memory_mb))
-        names = [tool_name(schema) for schema in self.schemas]
+    def open_thing(limits: ToolLimits) -> OpenTools:
+        session = SandboxSession(sandbox, session_limits(limits, MEMORY_MB))
+
+        def call(called: str, /, **arguments: Any) -> ToolText:
+            message = {"operation": "call", "name": called, "arguments": arguments}
+            again = functools.partial(load_into, session, limits.characters)
+            return _call_result(session, message, limits, "what it kept is gone", again)
+
+        names = [tool_name(schema) for schema in schemas]
         tools = [
-            Tool(name, schema, functools.partial(self._call, session, limits, name), session, True)
-            for name, schema in zip(names, self.schemas, strict=True)
+            Tool(each, schema, functools.partial(call, each), session, True)
+            for each, schema in zip(names, schemas, strict=True)
         ]
         return OpenTools(tuple(tools), session.close)
 
-    def check(self) -> None:
-        """Load the source once: what does not load is told before the run."""
-        session = SandboxSession(self.sandbox, Limits())
-        try:
-            self._load(session, 1000)
-        except (ToolFailed, SessionOver) as problem:
-            raise WhetError(
-                f"tool {self.name!r} does not load in the sandbox: {problem}; there are only the packages of this "
-                "interpreter, no other files: keep what it needs in its own file, or do not name it in env.sandboxed"
-            ) from None
-        finally:
-            session.close()
-
-    def _call(self, session: SandboxSession, limits: ToolLimits, name: str, /, **arguments: Any) -> ToolText:
-        message = {"operation": "call", "name": name, "arguments": arguments}
-        return _call_result(
-            session, message, limits, "what it kept is gone", lambda: self._load(session, limits.characters)
-        )
-
-    def _load(self, session: SandboxSession, most: int) -> None:
-        names = [tool_name(schema) for schema in self.schemas]
-        load = {"operation": "load", "source": self.source, "kind": self.kind, "names": names}
-        if error := session.call(load, most).error:
-            raise ToolFailed(error)
+    trial = SandboxSession(sandbox, Limits())
+    try:
+        load_into(trial, 1000)
+    except (ToolFailed, SessionOver) as problem:
+        raise WhetError(
+            f"tool {name!r} does not load in the sandbox: {problem}; there are only the packages of this "
+            "interpreter, no other files: keep what it needs in its own file, or do not name it in env.sandboxed"
+        ) from None
+    finally:
+        trial.close()
+    return ToolSource(name, schemas, open_thing, sandbox=sandbox)
 
 
 def _call_result(
@@ -141,10 +125,9 @@ def _call_result(
     return ToolText(result.text, result.length)
 
 
-def warm_sandboxes(sources: Sequence[Any], episodes: int) -> None:
+def warm_sandboxes(sources: Sequence[ToolSource], episodes: int) -> None:
     """Make processes ready for so many episodes at once, each with a session of every source."""
-    counts = Counter(source.sandbox for source in sources if isinstance(source, PythonSource | SandboxedSource))
-    for sandbox, sessions in counts.items():
+    for sandbox, sessions in Counter(source.sandbox for source in sources if source.sandbox is not None).items():
         sandbox.start(episodes * sessions)
 
 
@@ -152,18 +135,6 @@ def session_limits(limits: ToolLimits, memory_mb: int) -> Limits:
     """Sandbox limits for tool calls; the wall clock is `WALL` times looser, to catch only code that sleeps."""
     processor = max(1, math.ceil(limits.seconds))
     return Limits(cpu_seconds=processor, wall_seconds=WALL * limits.seconds, memory_mb=memory_mb)
-
-
-def sandboxed_thing(
-    thing: Any, schemas: Sequence[Mapping[str, Any]], sandbox: Sandbox | None = None
-) -> SandboxedSource:
-    """A function or class for the sandbox, loaded there once to see that it works."""
-    name = thing.__name__
-    source = SandboxedSource(
-        sandbox or shared_sandbox(), name, source_of(thing), name if inspect.isclass(thing) else "", schemas
-    )
-    source.check()
-    return source
 
 
 def source_of(thing: Any) -> str:
@@ -179,10 +150,3 @@ def source_of(thing: Any) -> str:
             f"tool {thing.__name__!r} cannot run in the sandbox: its source is not in a file; put it into one, or do "
             "not name it in env.sandboxed"
         ) from None
-
-
-def sandboxed_class(source: ClassSource, sandbox: Sandbox | None = None) -> SandboxedSource:
-    """The class with its methods run in the sandbox; raises `WhetError` if it has settings, which stay outside."""
-    if source.settings:
-        raise WhetError(f"the tool class {source.name} runs in the sandbox and takes no settings there; drop them")
-    return sandboxed_thing(source.kind, source.schemas, sandbox)

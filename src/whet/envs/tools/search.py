@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from whet.envs.tools.tool import FunctionSource, as_tool
+from whet.envs.tools.tool import ToolSource, as_tool, function_source
 from whet.types import WhetError, did_you_mean
 
 TEXT_FILES = (".txt", ".md")
@@ -34,7 +34,7 @@ class CorpusDocument:
     title: str = ""
 
 
-def search_source(corpus: str = "", k: int = 3) -> FunctionSource:
+def search_source(corpus: str = "", k: int = 3) -> ToolSource:
     """The tool `search` over a corpus; `k` results of a search."""
     if not corpus:
         raise WhetError(
@@ -42,7 +42,7 @@ def search_source(corpus: str = "", k: int = 3) -> FunctionSource:
         )
     if not isinstance(k, int) or not 1 <= k <= MOST_RESULTS:
         raise WhetError(f"k of the tool 'search' is {k!r}; give a number of results from 1 to {MOST_RESULTS}")
-    return FunctionSource(as_tool(searcher(read_corpus(str(corpus)), k)))
+    return function_source(as_tool(searcher(read_corpus(str(corpus)), k)))
 
 
 def _bm25s() -> Any:

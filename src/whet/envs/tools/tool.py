@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from whet.envs.tools.schema import json_schema
 from whet.registry import error_text
 from whet.types import WhetError
+
+if TYPE_CHECKING:
+    from whet.reward.sandbox.pool import Sandbox
 
 CLOSE = "close"  # the method of a class that is called at the end of an episode, and is no tool
 
@@ -60,20 +63,16 @@ class OpenTools:
     close: Callable[[], Any] = lambda: None
 
 
-class ToolSource(Protocol):
+@dataclass(frozen=True)
+class ToolSource:
     """Where tools come from. Made and checked once per run."""
 
-    @property
-    def name(self) -> str:
-        """As errors and `sandboxed` refer to it."""
-        ...
-
-    @property
-    def schemas(self) -> Sequence[Mapping[str, Any]]: ...
-
-    def open(self, limits: ToolLimits) -> OpenTools:
-        """The tools for one episode."""
-        ...
+    name: str  # as errors and `sandboxed` refer to it
+    schemas: Sequence[Mapping[str, Any]]
+    open: Callable[[ToolLimits], OpenTools]  # the tools for one episode
+    keeps: bool = True  # an episode's calls may leave something behind for later ones
+    movable: Callable[..., Any] | None = None  # the function or class that could run in the sandbox instead
+    sandbox: Sandbox | None = None  # that an episode has a process of
 
 
 def tool_name(schema: Mapping[str, Any]) -> str:
@@ -87,48 +86,37 @@ def as_tool(function: Callable[..., Any]) -> Tool:
     return Tool(tool_name(schema), schema, function)
 
 
-@dataclass(frozen=True)
-class FunctionSource:
+def function_source(tool: Tool, movable: Callable[..., Any] | None = None) -> ToolSource:
     """One trusted function: it runs in this process and keeps nothing."""
-
-    tool: Tool
-
-    @property
-    def name(self) -> str:
-        return self.tool.name
-
-    @property
-    def schemas(self) -> Sequence[Mapping[str, Any]]:
-        return (self.tool.schema,)
-
-    def open(self, limits: ToolLimits) -> OpenTools:
-        return OpenTools((self.tool,))
+    return ToolSource(tool.name, (tool.schema,), lambda limits: OpenTools((tool,)), keeps=False, movable=movable)
 
 
-@dataclass(frozen=True)
-class ClassSource:
+def class_source(kind: type, settings: Mapping[str, Any]) -> ToolSource:
     """A trusted class: one object per episode, and its public methods are the tools. They run one after the other."""
+    try:
+        inspect.signature(kind).bind(**settings)
+    except TypeError as error:
+        raise WhetError(
+            f"the tool class {kind.__name__} cannot be made for an episode: {error}; give its parameters defaults, or "
+            f"env.tool_settings.{kind.__name__}"
+        ) from None
+    except ValueError:
+        pass  # a class without a signature in Python
+    schemas = [json_schema(getattr(kind, name)) for name in public_methods(kind)]
+    if not schemas:
+        raise WhetError(
+            f"the tool class {kind.__name__} has no public method; give it one with type hints and a docstring"
+        )
 
-    kind: type
-    settings: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        return self.kind.__name__
-
-    @property
-    def schemas(self) -> Sequence[Mapping[str, Any]]:
-        return [json_schema(getattr(self.kind, name)) for name in public_methods(self.kind)]
-
-    def open(self, limits: ToolLimits) -> OpenTools:
+    def open_object(limits: ToolLimits) -> OpenTools:
         try:
-            made = self.kind(**self.settings)
+            made = kind(**settings)
         except Exception as error:
-            raise RuntimeError(f"the tool class {self.name} cannot be made: {error_text(error)}") from error
-        tools = [
-            Tool(tool_name(schema), schema, getattr(made, tool_name(schema)), state=made) for schema in self.schemas
-        ]
+            raise RuntimeError(f"the tool class {kind.__name__} cannot be made: {error_text(error)}") from error
+        tools = [Tool(tool_name(schema), schema, getattr(made, tool_name(schema)), state=made) for schema in schemas]
         return OpenTools(tuple(tools), getattr(made, CLOSE, lambda: None))
+
+    return ToolSource(kind.__name__, schemas, open_object, movable=kind)
 
 
 def public_methods(kind: type) -> list[str]:
@@ -143,22 +131,3 @@ def public_methods(kind: type) -> list[str]:
 
 def _bare(value: Any) -> Any:
     return value.__func__ if isinstance(value, staticmethod | classmethod) else value
-
-
-def checked_class(kind: type, settings: Mapping[str, Any]) -> ClassSource:
-    """The source of a class, checked: it can be made without arguments, and it has methods to call."""
-    try:
-        inspect.signature(kind).bind(**settings)
-    except TypeError as error:
-        raise WhetError(
-            f"the tool class {kind.__name__} cannot be made for an episode: {error}; give its parameters defaults, or "
-            f"env.tool_settings.{kind.__name__}"
-        ) from None
-    except ValueError:
-        pass  # a class without a signature in Python
-    source = ClassSource(kind, settings)
-    if not source.schemas:
-        raise WhetError(
-            f"the tool class {kind.__name__} has no public method; give it one with type hints and a docstring"
-        )
-    return source

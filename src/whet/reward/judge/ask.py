@@ -1,6 +1,6 @@
 """Who answers a judge's questions: an OpenAI-compatible endpoint, an engine, or any callable.
 
-All are asked the same way: `answers(questions)` yields (number of the question, answer or trouble) as they arrive.
+All are asked the same way: (number of the question, answer or trouble) are given as they arrive.
 A question that the other side cannot take (too long, filtered, answered with nothing) is trouble of that question
 alone; what no question would survive (a wrong key, address or model) is an error.
 
@@ -24,7 +24,7 @@ from concurrent.futures import as_completed
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 from whet.model.server_client import RefusedQuestion, RemoteServer, Retryable, check_url, one_line
 from whet.protocols import Engine
@@ -259,38 +259,27 @@ Ask = Callable[[Sequence[Sequence[Message]]], Sequence[str | Trouble]]
 """Conversations in, one answer each, in order."""
 
 
-class AnswerSource(Protocol):
-    """Whoever answers questions."""
-
-    def answers(self, questions: Sequence[Sequence[Message]]) -> Iterator[tuple[int, JudgeAnswer | Trouble]]:
-        """Yield (the question's index, its answer or what went wrong) in any order, exactly one per question."""
-        ...
+Answers = Iterator[tuple[int, JudgeAnswer | Trouble]]
+"""(the question's index, its answer or what went wrong) in any order, exactly one per question."""
 
 
-@dataclass(frozen=True)
-class Callee:
-    """Any callable that answers a list of conversations, an engine behind it for instance."""
-
-    ask: Ask
-    budget: JudgeBudget
-
-    def answers(self, questions: Sequence[Sequence[Message]]) -> Iterator[tuple[int, JudgeAnswer | Trouble]]:
-        """All that the budget pays for, in one call."""
-        paid = [number for number in range(len(questions)) if self.budget.take()]
-        texts = self.ask([questions[number] for number in paid]) if paid else []
-        if len(texts) != len(paid):
-            raise WhetError(f"the judge's ask returned {len(texts)} answers to {len(paid)} questions; return one each")
-        for number, text in zip(paid, texts, strict=True):
-            if isinstance(text, Trouble):
-                yield number, text
-                continue
-            if not isinstance(text, str):
-                raise WhetError(f"the judge's ask returned a {type(text).__name__}; return one text a question")
-            tokens = estimated_tokens(questions[number], text)
-            self.budget.add_tokens(tokens)
-            yield number, JudgeAnswer(text, tokens) if text.strip() else Trouble("an empty answer")
-        for number in sorted(set(range(len(questions))) - set(paid)):
-            yield number, Trouble("the budget is spent", is_budget=True)
+def callee_answers(ask: Ask, budget: JudgeBudget, questions: Sequence[Sequence[Message]]) -> Answers:
+    """Of any callable, an engine behind it for instance: all that the budget pays for, in one call."""
+    paid = [number for number in range(len(questions)) if budget.take()]
+    texts = ask([questions[number] for number in paid]) if paid else []
+    if len(texts) != len(paid):
+        raise WhetError(f"the judge's ask returned {len(texts)} answers to {len(paid)} questions; return one each")
+    for number, text in zip(paid, texts, strict=True):
+        if isinstance(text, Trouble):
+            yield number, text
+            continue
+        if not isinstance(text, str):
+            raise WhetError(f"the judge's ask returned a {type(text).__name__}; return one text a question")
+        tokens = estimated_tokens(questions[number], text)
+        budget.add_tokens(tokens)
+        yield number, JudgeAnswer(text, tokens) if text.strip() else Trouble("an empty answer")
+    for number in sorted(set(range(len(questions))) - set(paid)):
+        yield number, Trouble("the budget is spent", is_budget=True)
 
 
 def engine_ask(
@@ -311,56 +300,48 @@ def engine_ask(
     return ask
 
 
-@dataclass(frozen=True)
-class Endpoint:
-    """A server with POST /chat/completions. The key is read from the environment for each call, and kept nowhere."""
+def server_answers(
+    settings: JudgeSettings, budget: JudgeBudget, schema: Mapping[str, Any], questions: Sequence[Sequence[Message]]
+) -> Answers:
+    """Of a server with POST /chat/completions: questions are sent side by side; answers come as they arrive.
 
-    settings: JudgeSettings
-    budget: JudgeBudget
-    schema: Mapping[str, Any]  # of a verdict, for a server that takes one
+    The key is read from the environment for each call, and kept nowhere. `schema`: of a verdict, where it takes one.
+    """
+    stop, words = threading.Event(), ("the judge", "the settings of reward 'judge'")
+    server = RemoteServer(
+        *(settings.base_url, settings.key_variable, settings.timeout, settings.retries, settings.first_wait, *words)
+    )
 
-    def answers(self, questions: Sequence[Sequence[Message]]) -> Iterator[tuple[int, JudgeAnswer | Trouble]]:
-        """Questions are sent side by side; answers come as they arrive."""
-        stop = threading.Event()
-        jobs = [functools.partial(self._answer, question, stop) for question in questions]
-        numbers = {future: number for number, future in enumerate(in_threads(jobs, self.settings.concurrency, "judge"))}
-        try:
-            for future in as_completed(numbers):
-                yield numbers[future], future.result()
-        finally:
-            # an interrupted run must not wait for a server that is slow to answer
-            stop.set()
-            for future in numbers:
-                future.cancel()
-
-    def _answer(self, question: Sequence[Message], stop: threading.Event) -> JudgeAnswer | Trouble:
-        server = self._server
+    def answer_to(question: Sequence[Message]) -> JudgeAnswer | Trouble:
+        messages = [dict(message) for message in question]
+        body = {"model": settings.model, "messages": messages, **settings.payload(schema)}
         for attempt in itertools.count():
             if stop.is_set():
                 break
-            if not self.budget.take():
+            if not budget.take():
                 return Trouble("the budget is spent", is_budget=True)
             try:
-                answer = self._attempt(question)
+                answer = _answer_of(server.attempt("/chat/completions", body), question)
             except RefusedQuestion as refusal:
                 return Trouble(str(refusal))
             except Retryable as trouble:
                 if not server.wait(attempt, trouble, stop):
                     return Trouble(f"{trouble} ({attempt + 1} attempts)")
                 continue
-            self.budget.add_tokens(answer.tokens)
+            budget.add_tokens(answer.tokens)
             return answer
         return Trouble("stopped")
 
-    def _attempt(self, question: Sequence[Message]) -> JudgeAnswer | Trouble:
-        messages = [dict(message) for message in question]
-        body = {"model": self.settings.model, "messages": messages, **self.settings.payload(self.schema)}
-        return _answer_of(self._server.attempt("/chat/completions", body), question)
-
-    @property
-    def _server(self) -> RemoteServer:
-        asked, words = self.settings, ("the judge", "the settings of reward 'judge'")
-        return RemoteServer(asked.base_url, asked.key_variable, asked.timeout, asked.retries, asked.first_wait, *words)
+    jobs = [functools.partial(answer_to, question) for question in questions]
+    numbers = {future: number for number, future in enumerate(in_threads(jobs, settings.concurrency, "judge"))}
+    try:
+        for future in as_completed(numbers):
+            yield numbers[future], future.result()
+    finally:
+        # an interrupted run must not wait for a server that is slow to answer
+        stop.set()
+        for future in numbers:
+            future.cancel()
 
 
 def estimated_tokens(question: Sequence[Message], answer: str) -> int:

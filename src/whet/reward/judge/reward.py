@@ -16,15 +16,15 @@ from whet.reward.failure import EXCERPT, PartialFailure, RewardFailure, unscorab
 from whet.reward.judge.asides import without_asides
 from whet.reward.judge.ask import (
     AnswerCache,
-    AnswerSource,
+    Answers,
     Ask,
-    Callee,
-    Endpoint,
     JudgeAnswer,
     JudgeBudget,
     JudgeSettings,
     Trouble,
+    callee_answers,
     question_key,
+    server_answers,
 )
 from whet.reward.judge.questions import (
     JudgeQuestion,
@@ -317,7 +317,7 @@ class Judge:
         answers: dict[str, str | Trouble] = {}
         troubles = []
         try:
-            for number, answer in self._source(rubric).answers(list(missing.values())):
+            for number, answer in self._asked(list(missing.values()), rubric):
                 if isinstance(answer, JudgeAnswer):
                     answers[keys[number]] = answer.text
                     if self._cache is not None:
@@ -334,15 +334,15 @@ class Judge:
             logger.warning("reward %r: its budget is spent, and completions are left unscored", self.name)
         return answers
 
-    def _source(self, rubric: Rubric | None) -> AnswerSource:
+    def _asked(self, questions: Sequence[Messages], rubric: Rubric | None) -> Answers:
         if self._ask is not None:
-            return Callee(self._ask, self.budget)
+            return callee_answers(self._ask, self.budget, questions)
         if not self.settings.base_url:
             raise WhetError(
                 f"reward {self.name!r} has nobody to ask; set base_url and model of an OpenAI-compatible server, "
                 "or give it an engine: judge.asking(ask)"
             )
-        return Endpoint(self.settings, self.budget, verdict_schema(rubric))
+        return server_answers(self.settings, self.budget, verdict_schema(rubric), questions)
 
     def _visible(self, completion: str) -> str:
         text = completion if self.settings.show_thinking else after_thinking(completion)

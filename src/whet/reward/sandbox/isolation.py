@@ -440,12 +440,8 @@ def _process_memory(status: bytes, confinement: Confinement) -> int:
     return sum(int(fields.get(each, b"0").split()[0]) for each in COUNTED) * 1024 if is_job else 0
 
 
-def was_out_of_memory(confinement: Confinement, killed_before: int) -> bool:
-    """True where the kernel has killed a process of the group since then."""
-    return num_killed(confinement) > killed_before
-
-
 def num_killed(confinement: Confinement) -> int:
+    """Processes of the group that the kernel has killed so far for want of memory."""
     return 0 if confinement.group is None else confinement.group.num_killed()
 
 

@@ -8,7 +8,7 @@ import functools
 import marshal
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from whet.reward.sandbox import plain, suite
@@ -125,9 +125,8 @@ class UnitTestJob:
         if calls is None:
             return result
         verdict = plain.judged(calls, streams["answers"])
-        details = {"note": verdict.note} if verdict.note else {}
         ended = result.ended or verdict.ended
-        return replace(result, ended=ended, passed=verdict.passed, notes=verdict.notes, details=details)
+        return replace(result, ended=ended, passed=verdict.passed, notes=verdict.notes, note=verdict.note)
 
     def _calls(self) -> plain.PlainCalls | None:
         """The tests as calls with an expected result, where they are nothing else."""
@@ -154,7 +153,7 @@ class JobResult:
     processor_seconds: float = 0.0
     planned: int = 0  # how many results the tests said there would be at least
     unscorable: str = ""  # why the tests can judge nothing, whatever the code does
-    details: Mapping[str, Any] = field(default_factory=dict)
+    note: str = ""  # what ended the tests or the code, in its own words
 
     @property
     def is_lost(self) -> bool:
@@ -188,7 +187,7 @@ def _job_result(answer: Mapping[str, Any], streams: Mapping[str, bytes], overflo
         processor_seconds=float(answer["processor_seconds"]),
         planned=max((int(entry["planned"]) for entry in record if "planned" in entry), default=0),
         unscorable="" if closing is None else str(closing.get("unscorable", "")),
-        details={} if closing is None or not closing.get("note") else {"note": closing["note"]},
+        note="" if closing is None else str(closing.get("note", "")),
     )
 
 

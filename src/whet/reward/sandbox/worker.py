@@ -121,7 +121,7 @@ class SandboxWorker:
         for descriptor in descriptors:
             os.close(descriptor)
         ended = self.watch(leader, limits, None if header["kind"] == "session" else started + header["wall_seconds"])
-        if isolation.was_out_of_memory(self.confinement, killed):
+        if isolation.num_killed(self.confinement) > killed:
             ended = "memory"
         self.end_all((leader, *others))
         code = others[0] if others else leader

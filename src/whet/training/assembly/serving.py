@@ -9,7 +9,7 @@ import torch
 
 from whet.envs.sections import EnvSection
 from whet.envs.serve.endpoint import require_server
-from whet.envs.serve.request_queue import TokenScorer
+from whet.envs.serve.request_queue import RequestQueue, TokenScorer
 from whet.envs.serve.server import ModelServer
 from whet.model.token_logp import top_tokens
 from whet.training.assembly.runtime import Runtime, decode_facts, load_runtime, sampling_from
@@ -30,22 +30,18 @@ def build_server(
             f"sampling.max_new_tokens is {sampling.max_new_tokens}, and the model's context {loaded.context}; "
             "expected fewer, so that a prompt has room"
         )
-    server = ModelServer(
+    queue = RequestQueue(
         runtime.engine,
         loaded.tokenizer,
-        sampling,
-        token,
-        model=Path(config.model.name).name,
         end_tokens=loaded.end_tokens,
         context=loaded.context,
         rows=rows,
-        host=host,
-        port=port,
-        seed=config.seed,
         history=config.env.history,
         call_format=config.env.call_format,
         scorer=token_scorer(runtime) if runtime.policy is not None else None,
     )
+    model = Path(config.model.name).name
+    server = ModelServer(queue, sampling, token, model=model, host=host, port=port, seed=config.seed)
     return server, {**runtime.facts, **decode_facts(runtime, sampling, [(0,)])}
 
 
