@@ -15,7 +15,6 @@ from whet import api
 from whet.pages.evaluation import eval_record
 from whet.tools.evaluation import measure
 from whet.tools.evaluation.measure import (
-    BudgetForcing,
     CompletionFile,
     EvalPlan,
     Fingerprint,
@@ -70,7 +69,7 @@ def test_a_file_that_is_no_record_is_replaced_and_one_that_cannot_be_written_is_
         CompletionFile(place / "x.jsonl", Fingerprint({}))
 
 
-PLAN = EvalPlan(samples=2, budgets=(4, 12), forcing=BudgetForcing(answer_tokens=4), chunk=3)
+PLAN = EvalPlan(samples=2, budgets=(4, 12), chunk=3)
 
 
 def config(**settings):
@@ -118,7 +117,7 @@ def test_an_interrupted_evaluation_goes_on_to_the_same_bytes(tmp_path, monkeypat
 @pytest.mark.parametrize(
     ("plan", "settings", "what"),
     [
-        (EvalPlan(samples=2, budgets=(4, 12), chunk=3), {}, "differs in sampling, forcing"),
+        (EvalPlan(samples=2, budgets=(4, 10), chunk=3), {}, "differs in sampling, budgets"),
         (PLAN, {"seed": 1}, "differs in seed"),
         (PLAN, {"eval": {"prompts": 7}}, "differs in prompts, eval"),
     ],

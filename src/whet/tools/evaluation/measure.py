@@ -4,9 +4,7 @@ An interrupted evaluation goes on where it stopped: the file's first line names 
 each line after it is one chunk of prompts, written whole before the next begins. A torn line's chunk is done again.
 
 A completion under a smaller budget is the opening of the one under a larger: each has its own random stream, so one
-long completion gives the whole curve. Forcing (s1, Muennighoff 2025, 2501.19393) ends a thought at the budget by
-writing the words that open an answer; with `wait`, a thought that ends early goes on after those words instead. What
-was sampled is never tokenised again: words that were put in are appended as tokens, and are no actions.
+long completion gives the whole curve.
 """
 
 from __future__ import annotations
@@ -24,9 +22,7 @@ from typing import Any
 
 import torch
 
-from whet.data.chat import THOUGHT_ENDS, text_tokens
-from whet.protocols import Engine
-from whet.record.metrics.eval_summary import CUT, FORCED, Attempt, EvalSummary, summarized
+from whet.record.metrics.eval_summary import Attempt, EvalSummary, summarized
 from whet.record.metrics.reward_model import token_confidence
 from whet.reward.answer import final_answer, final_part, normal_form
 from whet.reward.combine import RewardPart
@@ -34,19 +30,16 @@ from whet.reward.format import is_visible
 from whet.reward.safety import is_refusal
 from whet.rollout.collect import play_ahead, score_groups
 from whet.rollout.episode_runner import tell_failures
-from whet.rollout.seed import request_seed
 from whet.tools.evaluation.evaluation import PromptStyle, check_samples, eval_facts, eval_setup, group_metrics
 from whet.training.assembly.fingerprints import model_digest, reward_file_digests
 from whet.training.assembly.forms import AUTO
 from whet.training.assembly.runtime import Runtime
 from whet.training.config import EvaluationConfig
 from whet.training.evaluate import Evaluator
-from whet.types import Group, Request, Sample, Sampling, StopReason, Turn, WhetError, by_episode
+from whet.types import Group, Sample, StopReason, Turn, WhetError, by_episode
 
 Decode = Callable[[list[int]], str]
-Encode = Callable[[str], tuple[int, ...]]
-FINAL = "\nFinal answer:"
-# of a completion that was cut or written into: what was said about it as a whole
+# of a completion that was cut: what was said about it as a whole
 UNKNOWN: Any = {"support": None, "parts": {}, "reward": None, "routed_experts": None, "token_versions": None}
 PARTIAL = ".part"  # behind the name of the file that the completions will have
 VERSION = 1
@@ -54,178 +47,12 @@ CHUNK = 256  # completions between two saves, where the caller names no number o
 SERVER_CHUNK = 64
 
 
-@dataclass(frozen=True)
-class BudgetForcing:
-    """The words that are put in, and the room for an answer behind them."""
-
-    answer: str = ""  # that open an answer where a thought is cut; empty: the end of the thought and "Final answer:"
-    wait: str = ""  # in place of the end of a thought that is shorter than the budget; empty: it may end
-    answer_tokens: int = 32
-
-
-@dataclass(frozen=True)
-class Codec:
-    """Between tokens and text, for one model."""
-
-    decode: Decode
-    encode: Encode
-    end_tokens: frozenset[int]
-
-
 def cut_at(sample: Sample, budget: int, decode: Decode) -> Sample:
     """The completion as it would have been under a smaller budget; unscored where it changes."""
     start = _start(sample)
     if len(sample.tokens) - start <= budget:
         return sample
-    return _part(sample, start, start + budget, decode)
-
-
-def thought_length(sample: Sample, codec: Codec) -> int | None:
-    """Tokens before the end of the thought: before `</think>`, else before the token that ends the completion.
-
-    None where it had not ended when its budget was spent. A token that holds the end and something before it is left
-    out as a whole.
-    """
-    start = _start(sample)
-    written = sample.tokens[start:].tolist()
-    if any(end in sample.completion for end in THOUGHT_ENDS):
-        return _tokens_before(written, codec.decode)
-    if sample.stop.is_limit:
-        return None
-    ended = sum(1 for _ in _trailing(written, codec.end_tokens))
-    return len(written) - ended
-
-
-def _trailing(written: Sequence[int], ends: frozenset[int]) -> list[int]:
-    end_tokens = []
-    for token in reversed(written):
-        if token not in ends:
-            break
-        end_tokens.append(token)
-    return end_tokens
-
-
-def _tokens_before(written: Sequence[int], decode: Decode) -> int:
-    """The most tokens whose text holds no end of a thought, by bisection: text only grows."""
-    low, high = 0, len(written)
-    while low < high:
-        middle = (low + high + 1) // 2
-        text = decode(list(written[:middle]))
-        low, high = (low, middle - 1) if any(end in text for end in THOUGHT_ENDS) else (middle, high)
-    text = decode(list(written[: low + 1]))
-    thought_end = min(text.find(end) for end in THOUGHT_ENDS if end in text)
-    # a marker of several tokens begins before the token that completes it
-    while low and len(decode(list(written[:low]))) > thought_end:
-        low -= 1
-    return low
-
-
-def extended_thoughts(
-    engine: Engine,
-    samples: Sequence[Sample],
-    seeds: Sequence[tuple[int | str, ...]],
-    longest: int,
-    forcing: BudgetForcing,
-    sampling: Sampling,
-    codec: Codec,
-) -> list[Sample]:
-    """Thoughts of `longest` tokens: one that ends before is cut there, given the words of `wait`, and goes on."""
-    words = codec.encode(forcing.wait)
-    thoughts = list(samples)
-    rounds = 0
-    while rounds * max(1, len(words)) <= longest:  # every round adds these words at least
-        short: list[tuple[int, Sample]] = []
-        for index, sample in enumerate(thoughts):
-            length = thought_length(sample, codec)
-            if length is not None and length + len(words) < longest:
-                short.append((index, _appended(_head(sample, length, codec.decode), words, codec.decode)))
-        if not short:
-            break
-        named = [(*seeds[index], "wait", rounds) for index, _ in short]
-        rooms = [longest - (len(opening.tokens) - _start(opening)) for _, opening in short]
-        drawn = _continued(engine, [opening for _, opening in short], named, rooms, sampling, codec)
-        for (index, _), sample in zip(short, drawn, strict=True):
-            thoughts[index] = sample
-        rounds += 1
-    return thoughts
-
-
-def forced_answers(
-    engine: Engine,
-    thoughts: Sequence[Sample],
-    seeds: Sequence[tuple[int | str, ...]],
-    budget: int,
-    forcing: BudgetForcing,
-    sampling: Sampling,
-    codec: Codec,
-) -> list[Sample]:
-    """Each thought with an answer: its own where it ended within the budget, else one that is asked for there."""
-    finished = list(thoughts)
-    cut: list[tuple[int, Sample]] = []
-    for index, sample in enumerate(thoughts):
-        length = thought_length(sample, codec)
-        if length is not None and length <= budget and not forcing.wait:
-            finished[index] = cut_at(sample, budget + forcing.answer_tokens, codec.decode)
-            continue
-        head = _head(sample, budget if length is None else min(budget, length), codec.decode)
-        cut.append((index, _appended(head, codec.encode(_answer_words(head, forcing)), codec.decode)))
-    if cut:
-        rooms = [forcing.answer_tokens] * len(cut)
-        named = [(*seeds[at], "answer", budget) for at, _ in cut]
-        for (index, _), sample in zip(
-            cut, _continued(engine, [opening for _, opening in cut], named, rooms, sampling, codec), strict=True
-        ):
-            finished[index] = sample
-    return finished
-
-
-def _answer_words(head: Sample, forcing: BudgetForcing) -> str:
-    if forcing.answer:
-        return forcing.answer
-    is_open = "<think>" in head.completion and THOUGHT_ENDS[0] not in head.completion
-    return f"{THOUGHT_ENDS[0] if is_open else ''}{FINAL}"
-
-
-def _continued(
-    engine: Engine,
-    opened: Sequence[Sample],
-    seeds: Sequence[tuple[int | str, ...]],
-    rooms: Sequence[int],
-    sampling: Sampling,
-    codec: Codec,
-) -> list[Sample]:
-    """Each goes on for as many tokens as it has room for."""
-    requests = [
-        Request(tuple(opening.tokens.tolist()), request_seed(*seed), max_new_tokens=room)
-        for opening, seed, room in zip(opened, seeds, rooms, strict=True)
-    ]
-    drawn = engine.generate(requests, replace(sampling, max_new_tokens=max(rooms)))
-    whole = []
-    for before, sample in zip(opened, drawn, strict=True):
-        added = len(sample.tokens) - len(before.tokens)
-        action = torch.cat([before.action, torch.ones(added, dtype=torch.bool)])
-        logp = torch.cat([before.behavior_logp, sample.behavior_logp[len(before.tokens) :]])
-        text = codec.decode(sample.tokens[_start(before) :].tolist())
-        whole.append(
-            replace(before, tokens=sample.tokens, action=action, behavior_logp=logp, stop=sample.stop, completion=text)
-        )
-    return whole
-
-
-def _start(sample: Sample) -> int:
-    """Where the completion begins."""
-    return int(sample.action.int().argmax())
-
-
-def _head(sample: Sample, length: int, decode: Decode) -> Sample:
-    """The first `length` tokens of the completion; at least one: a sample has an action."""
-    start = _start(sample)
-    if len(sample.tokens) - start <= length:
-        return sample
-    return _part(sample, start, start + max(1, length), decode)
-
-
-def _part(sample: Sample, start: int, stop: int, decode: Decode) -> Sample:
+    stop = start + budget
     return replace(
         sample,
         tokens=sample.tokens[:stop],
@@ -237,18 +64,9 @@ def _part(sample: Sample, start: int, stop: int, decode: Decode) -> Sample:
     )
 
 
-def _appended(sample: Sample, words: Sequence[int], decode: Decode) -> Sample:
-    """With words that the policy did not choose."""
-    added = torch.tensor(list(words), dtype=sample.tokens.dtype)
-    tokens = torch.cat([sample.tokens, added])
-    return replace(
-        sample,
-        tokens=tokens,
-        action=torch.cat([sample.action, torch.zeros(len(words), dtype=torch.bool)]),
-        behavior_logp=torch.cat([sample.behavior_logp, torch.zeros(len(words))]),
-        completion=decode(tokens[_start(sample) :].tolist()),
-        **UNKNOWN,
-    )
+def _start(sample: Sample) -> int:
+    """Where the completion begins."""
+    return int(sample.action.int().argmax())
 
 
 @dataclass(frozen=True)
@@ -439,7 +257,6 @@ class EvalPlan:
     samples: int = 1
     style: PromptStyle = field(default_factory=PromptStyle)
     budgets: tuple[int, ...] = ()
-    forcing: BudgetForcing | None = None
     confidence: str = ""  # "tokens": they are needed; "": what there is
     refusals: bool = False
     counts: tuple[int, ...] = ()  # k of pass@k and n of votes; empty: 1, 2, 4, ... and all samples
@@ -448,9 +265,7 @@ class EvalPlan:
     @property
     def longest(self) -> int:
         """Tokens of a completion, where the budgets say it; else 0."""
-        if not self.budgets:
-            return 0
-        return max(self.budgets) + (self.forcing.answer_tokens if self.forcing else 0)
+        return max(self.budgets, default=0)
 
     def check(self, config: EvaluationConfig) -> None:
         """Refuse what cannot be measured, before a model is read."""
@@ -462,8 +277,6 @@ class EvalPlan:
             )
         if self.confidence == "votes" and self.samples < 2:
             raise WhetError("--confidence votes is the share of several completions that agree; give --samples 8")
-        if self.forcing is not None and not self.budgets:
-            raise WhetError("budget forcing ends thoughts at a budget; give --budget 64,128,256")
         if any(budget < 1 for budget in self.budgets):
             raise WhetError(f"--budget {min(self.budgets)}: a budget is a number of tokens; give 1 or more")
         if self.budgets and not config.env.is_single:
@@ -641,7 +454,7 @@ def _chunk(setup: EvalSetup, rows: range) -> list[dict[str, Any]]:
     drawn = play_ahead(runner, prompts, tokens, plan.samples, sampling, (config.seed,), rows, ahead=ahead)
     tell_failures(runner.take_notes())
     groups = score_groups(prompts, drawn, evaluator.score)
-    budgets = _budget_outcomes(setup, groups, rows, sampling) if plan.budgets else None
+    budgets = _budget_outcomes(setup, groups) if plan.budgets else None
     return [
         {
             "prompt_id": group.prompt.id,
@@ -652,53 +465,27 @@ def _chunk(setup: EvalSetup, rows: range) -> list[dict[str, Any]]:
     ]
 
 
-def _budget_outcomes(
-    setup: EvalSetup, groups: Sequence[Group], rows: range, sampling: Any
-) -> list[list[list[tuple[str, int, float, int]]]]:
-    """[prompts][samples] of (way, budget, outcome, tokens)."""
-    plan, runtime = setup.plan, setup.runtime
-    codec = codec_of(runtime)
+def _budget_outcomes(setup: EvalSetup, groups: Sequence[Group]) -> list[list[list[tuple[int, float, int]]]]:
+    """[prompts][samples] of (budget, outcome, tokens)."""
+    tokenizer = setup.runtime.loaded.tokenizer
+
+    def decode(tokens: list[int]) -> str:
+        return str(tokenizer.decode(tokens, skip_special_tokens=True))
+
     flat = [sample for group in groups for sample in group.samples]
     prompts = [group.prompt for group in groups for _ in group.samples]
-    seeds = [(setup.config.seed, row, number) for row in rows for number in range(plan.samples)]
-    outcomes: list[list[tuple[str, int, float, int]]] = [[] for _ in flat]
-
-    def judge(way: str, budget: int, changed: Sequence[Sample]) -> None:
+    outcomes: list[list[tuple[int, float, int]]] = [[] for _ in flat]
+    for budget in setup.plan.budgets:
+        changed = [cut_at(sample, budget, decode) for sample in flat]
         fresh = [index for index, sample in enumerate(changed) if sample.reward is None]
-        scored = dict(
-            zip(
-                fresh,
-                setup.evaluator.score([prompts[at] for at in fresh], [changed[at] for at in fresh]) if fresh else (),
-                strict=True,
-            )
-        )
+        asked = ([prompts[at] for at in fresh], [changed[at] for at in fresh])
+        scored = dict(zip(fresh, setup.evaluator.score(*asked) if fresh else (), strict=True))
         for index, sample in enumerate(changed):
             outcome = scored.get(index, sample).outcome or 0.0
-            start = int(sample.action.int().argmax())
-            outcomes[index].append((way, budget, outcome, len(sample.tokens) - start))
-
-    for budget in plan.budgets:
-        judge(CUT, budget, [cut_at(sample, budget, codec.decode) for sample in flat])
-    if plan.forcing is not None:
-        thoughts = flat
-        if plan.forcing.wait:
-            thoughts = extended_thoughts(runtime.engine, flat, seeds, max(plan.budgets), plan.forcing, sampling, codec)
-        for budget in plan.budgets:
-            forced = forced_answers(runtime.engine, thoughts, seeds, budget, plan.forcing, sampling, codec)
-            judge(FORCED, budget, forced)
+            outcomes[index].append((budget, outcome, len(sample.tokens) - _start(sample)))
     sizes = [len(group.samples) for group in groups]
     rest = iter(outcomes)
     return [[next(rest) for _ in range(size)] for size in sizes]
-
-
-def codec_of(runtime: Runtime) -> Codec:
-    """The model's tokenizer as plain functions."""
-    tokenizer = runtime.loaded.tokenizer
-    return Codec(
-        lambda tokens: str(tokenizer.decode(tokens, skip_special_tokens=True)),
-        lambda text: text_tokens(tokenizer, text),
-        frozenset(runtime.loaded.end_tokens),
-    )
 
 
 def _attempts(group: Group, budgets: Sequence[Sequence[Sequence[Any]]]) -> tuple[Attempt, ...]:
@@ -727,7 +514,7 @@ def _attempt(branches: Sequence[Sample], budgets: Sequence[Sequence[Any]]) -> At
         confidence=token_confidence(logp),
         refused=is_refusal(last.completion),
         in_format=is_visible(final_part(last.completion)) if thinks else None,
-        budgets={(way, budget): (outcome, count) for way, budget, outcome, count in budgets},
+        budgets={budget: (outcome, count) for budget, outcome, count in budgets},
     )
 
 
