@@ -1,6 +1,6 @@
 """A model on held-out prompts, chunk by chunk: completions, their scores, and what they are worth under budgets.
 
-An interrupted evaluation goes on where it stopped: the file's first line names what was asked of whom (`Fingerprint`),
+An interrupted evaluation goes on where it stopped: the file's first line names what was asked of whom (`pieces_of`),
 each line after it is one chunk of prompts, written whole before the next begins. A torn line's chunk is done again.
 
 A completion under a smaller budget is the opening of the one under a larger: each has its own random stream, so one
@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import isnan
 from pathlib import Path
@@ -28,6 +28,7 @@ from whet.reward.answer import final_answer, final_part, normal_form
 from whet.reward.combine import RewardPart
 from whet.reward.format import is_visible
 from whet.reward.safety import is_refusal
+from whet.rollout.buffer import restored_sample, sample_state
 from whet.rollout.collect import play_ahead, score_groups
 from whet.rollout.episode_runner import tell_failures
 from whet.tools.evaluation.evaluation import PromptStyle, check_samples, eval_facts, eval_setup, group_metrics
@@ -36,13 +37,13 @@ from whet.training.assembly.forms import AUTO
 from whet.training.assembly.runtime import Runtime
 from whet.training.config import EvaluationConfig
 from whet.training.evaluate import Evaluator
-from whet.types import Group, Sample, StopReason, Turn, WhetError, by_episode
+from whet.types import Group, Sample, StopReason, WhetError, by_episode
 
 Decode = Callable[[list[int]], str]
 # of a completion that was cut: what was said about it as a whole
 UNKNOWN: Any = {"support": None, "parts": {}, "reward": None, "routed_experts": None, "token_versions": None}
 PARTIAL = ".part"  # behind the name of the file that the completions will have
-VERSION = 1
+VERSION = 2
 CHUNK = 256  # completions between two saves, where the caller names no number of prompts
 SERVER_CHUNK = 64
 
@@ -69,22 +70,6 @@ def _start(sample: Sample) -> int:
     return int(sample.action.int().argmax())
 
 
-@dataclass(frozen=True)
-class Fingerprint:
-    """What decides the completions of an evaluation, by name."""
-
-    pieces: Mapping[str, str]
-
-    @property
-    def digest(self) -> str:
-        """One short text for all pieces."""
-        return text_digest(json.dumps([VERSION, dict(sorted(self.pieces.items()))]))
-
-    def changes(self, before: Mapping[str, str]) -> list[str]:
-        """The names of what differs."""
-        return [name for name in {**before, **self.pieces} if before.get(name) != self.pieces.get(name)]
-
-
 def text_digest(text: str) -> str:
     """The first 16 hex digits of the text's sha256."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
@@ -93,23 +78,25 @@ def text_digest(text: str) -> str:
 class CompletionFile:
     """The chunks of one model on one task. Opened by one process at a time."""
 
-    def __init__(self, out: Path, fingerprint: Fingerprint) -> None:
-        """Reads what is there; chunks of another fingerprint are left out, and `restarted` says why."""
+    def __init__(self, out: Path, pieces: Mapping[str, str]) -> None:
+        """Reads what is there; chunks that were made of other pieces are left out, and `restarted` says why."""
         self.path = out.with_name(out.name + PARTIAL)
         self.restarted = ""
         self._chunks: list[list[dict[str, Any]]] = []
-        head = {"digest": fingerprint.digest, "pieces": dict(fingerprint.pieces)}
+        head = {"version": VERSION, "pieces": dict(pieces)}
         before, chunks, end = _read(self.path)
-        if before is not None and before.get("digest") == fingerprint.digest:
+        if before == head:
             self._chunks = chunks
         elif chunks:
             assert before is not None
-            changed = [name.partition(" ")[2] or name for name in fingerprint.changes(before.get("pieces", {}))]
+            was = before.get("pieces", {})
+            differing = [name for name in {**was, **pieces} if was.get(name) != pieces.get(name)]
+            changed = [name.partition(" ")[2] or name for name in differing]
             self.restarted = (
                 f"{self.path} holds {sum(map(len, chunks))} prompts of an interrupted evaluation that differs in "
                 f"{', '.join(changed) or 'the version of whet'}: it is started anew"
             )
-        elif before is not None and "digest" not in before:
+        elif before is not None and "pieces" not in before:
             self.restarted = f"{self.path} is no record of an evaluation: it is started anew"
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -174,80 +161,23 @@ def _read(path: Path) -> tuple[dict[str, Any] | None, list[list[dict[str, Any]]]
 
 
 def sample_record(sample: Sample) -> dict[str, Any]:
-    """A sample as JSON; what is left out has its default."""
-    record: dict[str, Any] = {
-        "completion": sample.completion,
-        "stop": str(sample.stop),
+    """A sample as JSON, with the log-probabilities of the tokens that the policy chose."""
+    return {
+        **sample_state(sample),
         "tokens": sample.tokens.tolist(),
-        "action": _runs(sample.action.tolist()),
+        "action": sample.action.int().tolist(),
         "logp": sample.behavior_logp[sample.action].tolist(),
-        "parts": dict(sample.parts),
-        "reward": sample.reward,
     }
-    others = {
-        "turns": [_turn_record(turn) for turn in sample.turns],
-        "returned": sample.returned,
-        "episode": sample.episode,
-        "role": sample.role,
-        "metrics": dict(sample.metrics),
-        "steps": [list(step) for step in sample.steps],
-    }
-    return record | {name: value for name, value in others.items() if value not in (None, "", [], {})}
 
 
 def sample_from(record: Mapping[str, Any]) -> Sample:
     """The inverse of `sample_record`."""
-    action = torch.tensor(list(_flags(record["action"])), dtype=torch.bool)
-    logp = torch.zeros(len(action), dtype=torch.float32)
-    logp[action] = torch.tensor(record["logp"], dtype=torch.float32)
-    return Sample(
-        tokens=torch.tensor(record["tokens"], dtype=torch.long),
-        action=action,
-        behavior_logp=logp,
-        versions=(0, 0),
-        stop=StopReason(record["stop"]),
-        completion=record["completion"],
-        parts=record["parts"],
-        reward=record["reward"],
-        turns=tuple(_turn_from(turn) for turn in record.get("turns", ())),
-        returned=record.get("returned"),
-        episode=record.get("episode", ""),
-        role=record.get("role", ""),
-        metrics=record.get("metrics", {}),
-        steps=tuple((int(position), float(score)) for position, score in record.get("steps", ())),
+    action = torch.tensor(record["action"], dtype=torch.bool)
+    logp = torch.zeros(len(action))
+    logp[action] = torch.tensor(record["logp"])
+    return restored_sample(
+        record, "", {"tokens": torch.tensor(record["tokens"]), "action": action, "behavior_logp": logp}
     )
-
-
-def _runs(flags: Sequence[bool]) -> list[int]:
-    """Lengths of the stretches of equal flags, the first of False."""
-    runs, last = [0], False
-    for flag in flags:
-        if flag != last:
-            runs.append(0)
-            last = flag
-        runs[-1] += 1
-    return runs
-
-
-def _flags(runs: Sequence[int]) -> Iterator[bool]:
-    for number, length in enumerate(runs):
-        yield from [bool(number % 2)] * length
-
-
-def _turn_record(turn: Turn) -> dict[str, Any]:
-    # seconds differ between equal runs
-    return {
-        **{name: getattr(turn, name) for name in ("role", "text", "start", "stop", "reward", "state")},
-        "ended": None if turn.ended is None else str(turn.ended),
-        "counts": dict(turn.counts),
-        "errors": list(turn.errors),
-    }
-
-
-def _turn_from(record: Mapping[str, Any]) -> Turn:
-    ended = record["ended"]
-    fields = {name: record[name] for name in ("role", "text", "start", "stop", "reward", "state", "counts")}
-    return Turn(**fields, ended=None if ended is None else StopReason(ended), errors=tuple(record["errors"]))
 
 
 @dataclass(frozen=True)
@@ -373,7 +303,7 @@ def prepared(
 def measured(setup: EvalSetup, out: Path, on_progress: OnProgress, tell: Callable[[str], None]) -> MeasuredModel:
     """Completions to all prompts, from `out` as far as they are there; they stay until the command is over."""
     config, plan, evaluator = setup.config, setup.plan, setup.evaluator
-    file = CompletionFile(out, fingerprint(setup))
+    file = CompletionFile(out, pieces_of(setup))
     if file.restarted:
         tell(file.restarted)
     most = CHUNK if getattr(setup.runtime.engine, "updates", True) else SERVER_CHUNK
@@ -387,7 +317,7 @@ def measured(setup: EvalSetup, out: Path, on_progress: OnProgress, tell: Callabl
         chunk = file.add(_chunk(setup, range(done, min(done + size, total))))
         records += chunk
         done += len(chunk)
-        tokens += sum(sum(sample["action"][1::2]) for record in chunk for sample in record["samples"])
+        tokens += sum(sum(sample["action"]) for record in chunk for sample in record["samples"])
         _require_confidence(setup, chunk)
         if total > size:
             on_progress(EvalProgress(done, total, tokens, time.monotonic() - started, _running(records)))
@@ -413,8 +343,8 @@ def measured(setup: EvalSetup, out: Path, on_progress: OnProgress, tell: Callabl
     )
 
 
-def fingerprint(setup: EvalSetup) -> Fingerprint:
-    """What decides the completions: an interrupted evaluation only goes on where all of it is the same."""
+def pieces_of(setup: EvalSetup) -> dict[str, str]:
+    """What decides the completions, by name: an interrupted evaluation only goes on where all of it is the same."""
     config, plan, evaluator = setup.config, setup.plan, setup.evaluator
     dumped = config.model_dump(mode="json")
     here = getattr(setup.runtime.engine, "updates", True)
@@ -424,7 +354,7 @@ def fingerprint(setup: EvalSetup) -> Fingerprint:
     threads = dumped["model"].pop("threads", None)
     asked = [[prompt.id, prompt.answer, dict(prompt.meta), list(tokens)] for prompt, tokens in zip(
         evaluator.prompts, evaluator.prompt_tokens, strict=True)]  # fmt: skip
-    pieces = {
+    return {
         "model": model,
         "data": config.eval.source or config.data.source,
         "prompts": text_digest(json.dumps(asked, default=str)),
@@ -433,7 +363,6 @@ def fingerprint(setup: EvalSetup) -> Fingerprint:
         **{f"setting {name}": text_digest(json.dumps(value)) for name, value in dumped.items()},
         **{f"option {name}": json.dumps(value) for name, value in asdict(plan).items()},
     }
-    return Fingerprint(pieces)
 
 
 def _curve_ends(summary: EvalSummary) -> dict[str, float]:
@@ -526,7 +455,7 @@ def _text_logp(logp: Sequence[float], stop: str) -> Sequence[float]:
 def _running(records: Sequence[Mapping[str, Any]]) -> float | None:
     """The mean outcome of what has been scored."""
     outcomes = [
-        next(iter(sample["parts"].values()), None) if sample["reward"] is not None else None
+        next((score for _, score in sample["parts"]), None) if sample["reward"] is not None else None
         for record in records
         for sample in record["samples"]
     ]
