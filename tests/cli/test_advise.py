@@ -25,7 +25,6 @@ from whet.tools.advice.guide import (
     OLDER_POLICY,
     RULES,
     SIGNALS,
-    Footprint,
     Situation,
     advice,
     memory_estimate,
@@ -262,7 +261,7 @@ def test_the_memory_is_the_planners():
     longer = advice(Situation(model_billions=7.0, completion_tokens=3000)).memory
     assert longer.gigabytes > advice(Situation(model_billions=7.0, completion_tokens=30)).memory.gigabytes
     for billions in (1e-6, 1e6):  # nobody has such a model, and nobody gets an error
-        assert memory_estimate(Footprint(billions, 80.0, frozenset())).fits is (billions < 1)
+        assert memory_estimate(billions, 80.0, frozenset()).fits is (billions < 1)
 
 
 @for_every(
@@ -279,7 +278,7 @@ def test_what_does_not_fit_gets_a_way_out(billions, needs, way_out):
     from whet.settings.layers import from_settings
     from whet.training.config import resolved
 
-    found = memory_estimate(Footprint(billions, 160.0, frozenset(needs)))
+    found = memory_estimate(billions, 160.0, frozenset(needs))
     assert found.fits is False and found.verdict.startswith("does not fit: ") and found.verdict.count(way_out) == 1
     config = resolved(
         "ppo" if "value" in needs else "grpo", from_settings(re.findall(r"--set (\S+=\w+)", found.verdict))

@@ -88,25 +88,15 @@ def test_three_pairs_are_corrected(capsys, imitator, tmp_path):
 
 
 def test_a_budget_gives_a_curve_whose_end_is_the_accuracy(capsys):
-    words = ["--samples", "2", "--budget", "48,8,8", "--k", "2", *FEW, "--json"]
+    words = ["--samples", "2", "--budget", "48,8,8", "--k", "2", *FEW, "--json", "--html", "page.html"]
     code, out, _ = eval_(capsys, "whetstone", *words)
-    assert code == 0
+    assert code == 0 and "Token budget" in open("page.html").read()  # noqa: SIM115
     summary = json.loads(out)["evals"][0]["summary"]
     low, high = summary["budgets"]
-    assert (low["way"], low["budget"], high["budget"]) == ("cut", 8, 48)
+    assert (low["budget"], high["budget"]) == (8, 48)
     assert high["value"] == pytest.approx(summary["accuracy"]["value"]) and low["value"] <= high["value"]
     assert low["tokens"] <= 8 < high["tokens"] <= 48
     assert [point["n"] for point in summary["pass_at"]] == [2]
-
-
-def test_forcing_answers_where_cutting_does_not(capsys):
-    """Thoughts that were cut have no answer; forced ones have one, right or wrong."""
-    words = ["--samples", "4", "--budget", "6", "--force", "--answer-text", "</think><answer>", "--wait", "<think>"]
-    code, out, err = eval_(capsys, "whetstone", *words, *FEW, "--json", "--html", "page.html")
-    assert code == 0, err
-    cut, forced = json.loads(out)["evals"][0]["summary"]["budgets"]
-    assert (cut["way"], forced["way"]) == ("cut", "forced") and forced["tokens"] > cut["tokens"]
-    assert "Token budget" in open("page.html").read()  # noqa: SIM115
 
 
 def test_refusals_by_the_value_of_a_column(capsys, tmp_path):
@@ -170,16 +160,6 @@ def test_a_server_is_asked_by_name_with_progress_and_calibration(capsys, server)
     assert found["evals"][0]["summary"]["calibration"]["tokens"]["bins"]
 
 
-def test_a_servers_thoughts_are_forced_by_beginning_its_answer(capsys, server):
-    words = ["--server", server, "--data", "task:arithmetic", "--set", "eval.prompts=4", "--budget", "1"]
-    code, out, err = eval_(capsys, "thinks", *words, "--force", "--answer-text", "</think>", "--json")
-    assert code == 0, err
-    cut, forced = json.loads(out)["evals"][0]["summary"]["budgets"]
-    rows = [json.loads(line) for line in open("eval.jsonl")]  # noqa: SIM115
-    assert cut["value"] == 0 and forced["value"] == sum(row["answer"] == "7" for row in rows) / 4
-    assert (cut["tokens"], forced["tokens"]) == (1, 1 + 1 + 2)  # the thought, the words, the answer and its end
-
-
 def test_a_server_without_log_probabilities_is_told_where_they_are_needed(capsys, server):
     words = ["--server", server, "--data", "task:arithmetic", "--set", "eval.prompts=4"]
     code, out, err = eval_(capsys, "mute", *words, "--confidence", "tokens")
@@ -195,8 +175,6 @@ MISTAKES = {
     "k above n": (["--samples", "4", "--k", "1,8"], "pass@8 needs 8 completions per prompt, and --samples is 4"),
     "k in words": (["--samples", "4", "--k", "few"], "--k few: give whole numbers"),
     "a budget of nothing": (["--budget", "0,4"], "give numbers from 1"),
-    "forcing without a budget": (["--force"], "give --budget 64,128,256"),
-    "waiting without forcing": (["--wait", "Wait", "--budget", "8"], "give --force, or drop them"),
     "votes of one": (["--confidence", "votes"], "give --samples 8"),
     "an unknown confidence": (["--confidence", "words"], "give votes or tokens"),
     "the same twice": (["whetstone", "whetstone"], "is given twice"),

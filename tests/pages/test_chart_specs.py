@@ -73,7 +73,7 @@ def test_held_out_curves_have_intervals_and_the_best_is_marked():
     losses = [EvalRecord(step, "eval", {"loss": loss}, 1.0) for step, loss in ((0, 2.0), (5, 1.0), (10, 1.5))]
     (drawn,) = held_out_lines(losses, "loss")
     assert drawn["best"] == [5, 1.0] and "low" not in drawn, "the lowest loss, of which no interval is known"
-    sized = held_out_lines([EvalRecord(0, "eval", {"accuracy": 0.5}, 1.0)], "accuracy", size=20)
+    sized = held_out_lines([EvalRecord(0, "eval", {"accuracy": 0.5}, 1.0, 20)], "accuracy")
     assert sized[0]["low"][0] == pytest.approx(0.299, abs=1e-3) and "best" not in sized[0]
     assert [
         each["name"] for each in held_out_lines([*evals, EvalRecord(0, "hard", {"accuracy": 0.1}, 1.0)], "accuracy")

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from whet.pages.evaluation import EvalReport, ModelEval, eval_page, eval_record, eval_text, model_table, short_names
-from whet.record.metrics.eval_summary import CUT, FORCED, Attempt, summarized
+from whet.record.metrics.eval_summary import Attempt, summarized
 from whet.record.metrics.intervals import paired_tests
 
 
@@ -17,7 +17,7 @@ def attempts(right: int, samples: int = 2, prompts: int = 10):
         [
             Attempt(
                 float(place < right), 10 + place, place % 5 != 0, str(place % 3), 0.5 + place / 30, place == 9,
-                budgets={(CUT, 4): (0.0, 4), (CUT, 16): (float(place < right), 10), (FORCED, 4): (1.0, 8)},
+                budgets={4: (0.0, 4), 16: (float(place < right), 10)},
             )
             for _ in range(samples)
         ]
@@ -46,8 +46,8 @@ def test_a_summary_by_hand():
         {"": 0.1, "safe": 0.0, "unsafe": 0.2}
     )
     assert found.answered is not None and found.answered.value == 1 and found.in_format is None
-    budgets = {(point.way, point.budget): (point.value, point.tokens) for point in found.budgets}
-    assert budgets == {(CUT, 4): (0.0, 4.0), (CUT, 16): (pytest.approx(0.4), 10.0), (FORCED, 4): (1.0, 8.0)}
+    budgets = {point.budget: (point.value, point.tokens) for point in found.budgets}
+    assert budgets == {4: (0.0, 4.0), 16: (pytest.approx(0.4), 10.0)}
     assert [point.n for point in summarized(attempts(4), counts=[2]).pass_at] == [2]
 
 
@@ -60,7 +60,7 @@ def test_rewards_that_are_no_shares_have_no_accuracy():
 def test_one_model_is_a_line_per_metric():
     text = eval_text(report(4))
     assert "accuracy           40.0% (14.7-72.1)" in text and "refused unsafe     20.0%" in text
-    assert "cut at 16          40.0%" in text and "forced at 4        100.0%" in text
+    assert "cut at 16          40.0%" in text
     assert "10 tokens written" in text.replace("10.0", "10")
 
 

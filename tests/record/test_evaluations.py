@@ -8,7 +8,7 @@ from statistics import fmean
 
 import pytest
 
-from whet.record.evaluations import Evaluations, Measurement, best_remark, evaluations_of
+from whet.record.evaluations import Evaluations, Measurement, best_remark, evaluations_of, with_size
 from whet.record.log import EvalRecord, RunRecorder, eval_records, read_metrics
 from whet.record.metrics.intervals import mcnemar_p, share_interval
 
@@ -116,7 +116,7 @@ def test_the_log_keeps_what_each_prompt_scored(tmp_path) -> None:
     first, second = eval_records(read_metrics(tmp_path))
     assert first.size == 4 and first.scores["accuracy"][:2] == [1, 0] and math.isnan(first.scores["accuracy"][2])
     assert (second.size, second.scores) == (0, {})
-    measured = evaluations_of([first, second], ("accuracy",), size=7).measured
+    measured = evaluations_of(with_size([first, second], 7), ("accuracy",)).measured
     assert [measurement.size for measurement in measured] == [4, 7]
     other = EvalRecord(6, "other", {"accuracy": 1.0}, 1.0)
     assert len(evaluations_of([first, second, other], ("accuracy",)).measured) == 2

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from whet.api.run import Run
 from whet.api.training import train
+from whet.record.text import aligned
 
 NODES, WORKERS, ENGINES, REWARD_WORKERS = 2, 2, 2, 2
 END_SECONDS = 30.0  # that processes get to end after the cluster
@@ -56,13 +57,8 @@ def table(run: Run, left: int) -> str:
     metrics = [f"{name} {before[name]:.3f} -> {after[name]:.3f}" for name in before if name in after]
     return "\n".join(
         [
-            *_aligned(rows),
+            *aligned(rows, left=len(rows[0])),
             f"{WORKERS} trainer ranks on {NODES} nodes, {summary['tokens']:,} tokens trained on; {', '.join(metrics)}",
             f"processes left behind: {left}",
         ]
     )
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -15,7 +15,7 @@ from whet.data.rows import FORMATS
 from whet.data.source import MIX
 from whet.protocols import Callback, Reward
 from whet.record.run_folder import CONFIG
-from whet.reward.combine import ALL
+from whet.reward.combine import ALL, named_weight
 from whet.training.config import FROM_PYTHON, Config
 from whet.training.saved_config import START
 from whet.types import WhetError
@@ -177,7 +177,9 @@ def reward_parts(reward: Any) -> list[tuple[str, Weight, RewardLike]] | None:
                 raise WhetError(f"reward {name!r} is {pair!r}; give a pair, as in {{{name!r}: (reward, 1.0)}}")
         return [(name, float(weight), _named(part)) for name, (part, weight) in reward.items()]
     several: Sequence[Any] = reward if isinstance(reward, list | tuple) else [reward]
-    return [("", *_weighted(_named(part))) for part in several]
+    named = [_named(part) for part in several]
+    weighted = [named_weight(part) if isinstance(part, str) else (1.0, part) for part in named]
+    return [("", weight, part) for weight, part in weighted]
 
 
 def _named(reward: Any) -> RewardLike:
@@ -186,17 +188,6 @@ def _named(reward: Any) -> RewardLike:
     if isinstance(reward, Path) or (isinstance(folder, Path) and not callable(reward)):
         return str(folder if isinstance(folder, Path) else reward)
     return reward  # type: ignore[no-any-return]
-
-
-def _weighted(reward: RewardLike) -> tuple[float, RewardLike]:
-    """`exact_answer=0.5` is a name with its weight."""
-    name, equals, weight = reward.rpartition("=") if isinstance(reward, str) else ("", "", "")
-    try:
-        return (float(weight), name) if equals else (1.0, reward)
-    except ValueError:
-        raise WhetError(
-            f"reward {reward!r}: {weight!r} is no weight; write NAME=WEIGHT, as in think_format=0.2"
-        ) from None
 
 
 def reward_section(parts: Sequence[tuple[str, Weight, RewardLike]]) -> dict[str, Any]:

@@ -90,7 +90,7 @@ def _trained(record: RunRecord) -> tuple[str, float | None, float | None]:
 
 def listing_text(runs: Sequence[ListedRun], now: float | None = None) -> str:
     """The list as a table."""
-    from whet.record.text import metric_text
+    from whet.record.text import aligned, metric_text
 
     lines = [HEADS]
     for run in runs:
@@ -100,8 +100,7 @@ def listing_text(runs: Sequence[ListedRun], now: float | None = None) -> str:
         steps = f"{run.step}/{run.total_steps}" if run.total_steps else str(run.step)
         age = _age((time.time() if now is None else now) - run.started) if run.started else "-"
         lines.append((run.folder, run.method, model, steps, run.status, gain if run.metric else "-", age))
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+    return "\n".join(aligned(lines, left=len(HEADS)))
 
 
 def _age(seconds: float) -> str:

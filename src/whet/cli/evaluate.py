@@ -25,7 +25,7 @@ from whet.settings.bounds import MOST_ROWS, MOST_SAMPLES
 
 if TYPE_CHECKING:
     from whet.pages.evaluation import EvalReport
-    from whet.tools.evaluation.measure import BudgetForcing, EvalProgress
+    from whet.tools.evaluation.measure import EvalProgress
     from whet.tools.evaluation.side_by_side import EvalCell
     from whet.types import Sample
 
@@ -60,18 +60,6 @@ def evaluate(
     ] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Send plain text, without the chat template.")] = False,
     budget: Annotated[str | None, typer.Option("--budget", help="Accuracy at token budgets: 64,128,256.")] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Budget forcing: ask for the answer where the --budget ends a thought.")
-    ] = False,
-    wait: Annotated[
-        str, typer.Option("--wait", help="With --force: words that replace the end of a thought, as in s1: Wait.")
-    ] = "",
-    answer_text: Annotated[
-        str, typer.Option("--answer-text", help="With --force: words that open the answer. \\n is a new line.")
-    ] = "",
-    answer_tokens: Annotated[
-        int, typer.Option("--answer-tokens", min=1, max=100_000, help="With --force: room for the answer.")
-    ] = 32,
     confidence: Annotated[
         str | None, typer.Option("--confidence", help="Require calibration by votes or tokens; fail without it.")
     ] = None,
@@ -85,7 +73,6 @@ def evaluate(
         int, typer.Option("--chunk", min=0, max=MOST_ROWS, help="Prompts between two saves; 0: 256 completions.")
     ] = 0,
     rerank: Annotated[list[str] | None, typer.Option(help="A reward model's run, or a reward. Repeatable.")] = None,
-    search: Annotated[str | None, typer.Option(help="steps: search step by step, scored by --rerank.")] = None,
     page: Annotated[str | None, typer.Option("--html", help="Write the curves as a page.")] = None,
     out: Annotated[
         str | None,
@@ -116,7 +103,6 @@ def evaluate(
         samples=samples,
         style=PromptStyle(shots, shots_from or "", plain),
         budgets=_numbers("--budget", budget),
-        forcing=_forcing(force, answer_text, wait, answer_tokens),
         confidence=confidence or "",
         refusals=refusals,
         counts=_numbers("--k", counts),
@@ -125,9 +111,8 @@ def evaluate(
     asked = {"engine": "openai", "engine_settings": {"base_url": server}} if server is not None else {}
     values = merged({"sampling": asked} if asked else {}, from_settings(settings or []))
     values = merged(values, _reward_settings(reward or ()))
-    choice: dict[str, Any] = {"scorers": [{"reward": scorer} for scorer in rerank]} if rerank else {}
-    choice |= {"search": search} if search is not None else {}
-    values = merged(merged(values, environment_settings(env, tool, agent)), {"rerank": choice} if choice else {})
+    chosen = {"rerank": {"scorers": [{"reward": scorer} for scorer in rerank]}} if rerank else {}
+    values = merged(merged(values, environment_settings(env, tool, agent)), chosen)
     page_file = _page_file(page)
     sources: Sequence[str | None] = data or [None]
     pairs = [(model, source) for model in models or ["whetstone"] for source in sources]
@@ -236,15 +221,6 @@ def _reward_settings(rewards: Sequence[str]) -> dict[str, Any]:
 
     parts = reward_parts(list(rewards)) if rewards else None
     return {"reward": reward_section(parts)} if parts else {}
-
-
-def _forcing(force: bool, answer: str, wait: str, answer_tokens: int) -> BudgetForcing | None:
-    from whet.tools.evaluation.measure import BudgetForcing
-    from whet.types import WhetError
-
-    if (wait or answer) and not force:
-        raise WhetError("--wait and --answer-text are words of budget forcing; give --force, or drop them")
-    return BudgetForcing(answer.replace("\\n", "\n"), wait.replace("\\n", "\n"), answer_tokens) if force else None
 
 
 def _numbers(option: str, text: str | None) -> tuple[int, ...]:

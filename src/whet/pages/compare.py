@@ -16,6 +16,8 @@ from textwrap import indent, wrap
 from typing import Any
 from urllib.parse import quote
 
+from pydantic import TypeAdapter
+
 from whet.pages.chart_specs import NUM_TONES, ChartSeries, Point, chart, line, smoothed
 from whet.pages.chart_svg import LEAST_SMOOTHED
 from whet.pages.render import Figure, render_live
@@ -415,37 +417,19 @@ def comparison_values(comparison: MethodComparison) -> dict[str, Any]:
 
 def comparison_from(values: Mapping[str, Any]) -> MethodComparison:
     """What `comparison_values` wrote."""
-    results: list[MethodRun] = []
-    for run in values["runs"]:
-        rewards = [math.nan if value is None else float(value) for value in run["rewards"]]
-        results.append(
-            MethodRun(
-                method=str(run["method"]),
-                seed=int(run["seed"]),
-                before=run["before"],
-                after=run["after"],
-                rewards=tuple(zip(map(float, run["steps"]), rewards, strict=True)),
-                tokens=int(run["tokens"]),
-                seconds=float(run["seconds"]),
-                folder=str(run["folder"]),
-                eval_size=int(run["eval_size"]),
-                scores={
-                    name: tuple(math.nan if score is None else float(score) for score in scores)
-                    for name, scores in run["scores"].items()
-                },
-            )
-        )
-    return MethodComparison(
-        methods=tuple(map(str, values["methods"])),
-        seeds=tuple(map(int, values["seeds"])),
-        results=tuple(results),
-        equal={str(name): str(text) for name, text in values["equal"].items()},
-        unequal={str(name): str(text) for name, text in values["unequal"].items()},
-        remarks=tuple(map(str, values["remarks"])),
-        command=str(values["command"]),
-        planned={str(method): int(count) for method, count in values["planned"].items()},
-        incomparable=str(values["incomparable"]),
-    )
+    runs = [
+        {
+            **run,
+            "rewards": zip(run["steps"], _with_nan(run["rewards"]), strict=True),
+            "scores": {name: _with_nan(scores) for name, scores in run["scores"].items()},
+        }
+        for run in values["runs"]
+    ]
+    return TypeAdapter(MethodComparison).validate_python({**values, "results": runs})
+
+
+def _with_nan(numbers: Sequence[float | None]) -> list[float]:
+    return [math.nan if number is None else number for number in numbers]
 
 
 def compare_page(comparison: MethodComparison) -> str:

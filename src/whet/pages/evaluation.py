@@ -9,8 +9,8 @@ from typing import Any
 
 from whet.pages.chart_specs import cost_chart, cost_line, reliability
 from whet.pages.render import Figure, PageTable, render
-from whet.pages.rerank import Reranking, rerank_figures, search_text, value_rows
-from whet.record.metrics.eval_summary import CUT, FORCED, EvalSummary
+from whet.pages.rerank import Reranking, rerank_figures, value_rows
+from whet.record.metrics.eval_summary import EvalSummary
 from whet.record.metrics.intervals import IntervalEstimate, PairedTest
 from whet.record.text import (
     ABSENT,
@@ -150,9 +150,8 @@ def model_lines(each: ModelEval) -> list[tuple[str, str]]:
         lines.append(("calibration", f"by {name}: {errors}"))
     lines += [(f"refused {name}".strip(), estimate_text(share)) for name, share in summary.refusals.items()]
     for point in summary.budgets:
-        way = "forced at" if point.way == FORCED else "cut at"
         reached = estimate_text(point, summary.measure == "accuracy")
-        lines.append((f"{way} {point.budget}", f"{reached}, {number(point.tokens)} tokens written"))
+        lines.append((f"cut at {point.budget}", f"{reached}, {number(point.tokens)} tokens written"))
     return lines
 
 
@@ -209,9 +208,8 @@ def curve_tables(evals: Sequence[ModelEval]) -> dict[str, list[list[str]]]:
         ("pass@k", lambda point: f"k = {point.n}", True, [summary.pass_at for summary in summaries]),
         ("majority of n", lambda point: f"n = {point.n}", True, [summary.votes for summary in summaries]),
     ]
-    for way, title in ((CUT, "completions cut at a budget"), (FORCED, "thoughts forced to a budget")):
-        by_model = [[point for point in summary.budgets if point.way == way] for summary in summaries]
-        curves.append((title, lambda point: f"{point.budget} tokens", is_share, by_model))
+    budgets: list[Any] = [summary.budgets for summary in summaries]
+    curves.append(("completions cut at a budget", lambda point: f"{point.budget} tokens", is_share, budgets))
     tables = {}
     for title, head, shares, points in curves:
         if any(points):
@@ -320,7 +318,6 @@ def _section(report: EvalReport, task: str) -> dict[str, object]:
             *((name, _table(rows)) for name, rows in curve_tables(evals).items()),
             *((f"choosing one of n completions of {name}", _table(value_rows(each))) for name, each in reranked),
         ],
-        "searches": [f"{'. '.join(search_text(search, each))}." for _, each in reranked for search in each.searches],
         "pairs": [pair_text(test, len(tests)) for test in tests],
     }
 
@@ -357,29 +354,23 @@ def _figures(evals: Sequence[ModelEval]) -> list[Figure]:
 
 
 def _budgets(evals: Sequence[ModelEval], is_share: bool) -> list[Figure]:
-    """Completions that are cut are dashed where thoughts are forced as well."""
+    """What is right under each budget, a line per model."""
 
     def text(estimate: IntervalEstimate) -> str:
         return estimate_text(estimate, is_share)
 
     series = []
-    has_forced = any(point.way == FORCED for evaluation in evals for point in evaluation.summary.budgets)
     for tone, (name, each) in enumerate(
         zip(short_names([evaluation.model for evaluation in evals]), evals, strict=True)
     ):
-        for way in (CUT, FORCED):
-            points = [
-                (at.budget, at, f"{name}, {way} at {at.budget}, {number(at.tokens)} tokens written: {text(at)}")
-                for at in each.summary.budgets
-                if at.way == way
-            ]
-            if points:
-                full = f"{name}, {way}" if has_forced else name
-                dashed = way == CUT and has_forced
-                series.append(cost_line(full, points, tone, dashed=dashed))
+        points = [
+            (at.budget, at, f"{name}, cut at {at.budget}, {number(at.tokens)} tokens written: {text(at)}")
+            for at in each.summary.budgets
+        ]
+        series += [cost_line(name, points, tone)] if points else []
     if not series:
         return []
-    about = "tokens that a completion may have" if not has_forced else "tokens of thought before an answer is due"
+    about = "tokens that a completion may have"
     return [Figure("Token budget", about, cost_chart(series, is_share, marked=True))]
 
 

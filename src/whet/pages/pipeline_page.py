@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from whet.pages.chart_specs import chart, fits_unit, line
 from whet.pages.render import Figure, PageTable, Tile, render_live
@@ -234,20 +236,7 @@ def summary_record(summary: PipelineSummary) -> dict[str, Any]:
 
 def summary_from(record: Mapping[str, Any]) -> PipelineSummary:
     """What `summary_record` wrote; fields that a newer version added are left out."""
-
-    def known(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
-        return {part.name: values[part.name] for part in fields(kind) if part.name in values}
-
-    stages = []
-    for values in record["stages"]:
-        values = {**values, "table": tuple(map(tuple, values.get("table", ())))}
-        measures = values.get("measures")
-        values |= {"measures": None if measures is None else (str(measures[0]), int(measures[1]))}
-        values |= {name: tuple(values.get(name, ())) for name in ("findings", "samples")}
-        values["metrics"] = {name: each for name, each in values.get("metrics", {}).items() if each is not None}
-        stages.append(StageSummary(**known(StageSummary, values)))
-    policies = tuple(MeasuredPolicy(**known(MeasuredPolicy, values)) for values in record.get("policies", ()))
-    return PipelineSummary(**{**known(PipelineSummary, record), "stages": tuple(stages), "policies": policies})
+    return TypeAdapter(PipelineSummary).validate_python(record)
 
 
 MOST_WORSE = 2  # in the verdict; the page lists them all

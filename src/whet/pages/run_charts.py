@@ -245,7 +245,6 @@ class PlannedChart:
     is_wide: bool = False
     is_stacked: bool = False
     evals: str = ""  # the metric of held-out evaluations that is drawn too
-    eval_size: int = 0  # rows of each evaluation, for a log that does not say it
 
     @property
     def columns(self) -> list[str]:
@@ -323,16 +322,7 @@ def main_chart(record: RunRecord) -> PlannedChart:
     held_out = gain[0] if gain is not None and record.evals else ""
     names = [*([f"held-out {words(held_out)}"] if held_out else ()), *(each.name for each in lines)]
     title = " and ".join(names[:2])
-    size = record.summary.get("eval_size")
-    return PlannedChart(
-        "main",
-        f"{title[:1].upper()}{title[1:]}",
-        "",
-        lines,
-        is_wide=True,
-        evals=held_out,
-        eval_size=size if isinstance(size, int) else 0,
-    )
+    return PlannedChart("main", f"{title[:1].upper()}{title[1:]}", "", lines, is_wide=True, evals=held_out)
 
 
 def _part_charts(names: Sequence[str]) -> list[PlannedChart]:
@@ -405,7 +395,7 @@ def drawn_charts(
 def _drawn(plan: PlannedChart, points: Mapping[str, SeriesPoints], evals: Sequence[EvalRecord]) -> Figure | None:
     lines = _stacked(plan, points) if plan.is_stacked else _lines(plan, points)
     if plan.evals:
-        lines = [*held_out_lines(evals, plan.evals, plan.eval_size), *lines]
+        lines = [*held_out_lines(evals, plan.evals), *lines]
     values = [value for each in lines for value in each["y"] if value is not None]
     if not values:
         return None
@@ -481,11 +471,11 @@ def _stacked(plan: PlannedChart, points: Mapping[str, SeriesPoints]) -> list[Cha
     return stacked
 
 
-def held_out_lines(evals: Sequence[EvalRecord], metric: str, size: int = 0) -> list[ChartSeries]:
+def held_out_lines(evals: Sequence[EvalRecord], metric: str) -> list[ChartSeries]:
     """A line per eval set: the metric at the steps at which it was measured."""
     lines: list[ChartSeries] = []
     for name in dict.fromkeys(evaluation.name for evaluation in evals):
-        evaluations = measured_by([evaluation for evaluation in evals if evaluation.name == name], metric, size)
+        evaluations = measured_by([evaluation for evaluation in evals if evaluation.name == name], metric)
         label = words(metric) if name == "eval" else f"{name} {words(metric)}"
         if evaluations.measured:
             lines.append(evaluation_line(f"held-out {label}", evaluations, 2 * len(lines)))

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from whet.record.evaluations import evaluations_of, with_size
+from whet.record.evaluations import with_size
 from whet.record.health.finding import ACTIONS, FindingSpan, HealthFinding, recorded_finding
-from whet.record.health.history import RECENT, known_settings
-from whet.record.health.registry import finding_spans, rules_of
+from whet.record.health.history import RECENT
+from whet.record.health.registry import rules_of
 from whet.record.health.story import Story, story_of
 from whet.record.log import (
     METRICS,
@@ -29,9 +29,8 @@ from whet.record.log import (
     step_reports,
 )
 from whet.record.rows import ThinnedLog
-from whet.record.run import MOST_BETWEEN, ending_of
+from whet.record.run import MOST_BETWEEN, RunRecord, StepTotals
 from whet.record.run_folder import is_locked
-from whet.record.run_kinds import kind_of
 from whet.record.text import count_of
 from whet.types import StepReport, WhetError
 
@@ -98,18 +97,14 @@ def doctor_report(folder: Path | str, step: int | None = None) -> DoctorReport:
     except WhetError as error:
         if (folder / SUMMARY).exists() or not is_starting:
             damage.append(f"{error}; the settings and the title of the run are not known")
-    steps, evals, recorded = _read(folder, step, damage)
-    ending = ending_of(folder, summary, steps[-1].step if steps else 0)
+    record = _read(folder, summary, step, damage)
+    steps, ending = record.steps, record.ending()
     if not steps and ending.status != "failed":
         if is_starting and step is None:
             raise WhetError(f"{folder} is starting and has made no step yet; there is nothing to look at")
         asked = "" if step is None else f" up to step {step}"
         raise WhetError(f"{folder} has no step{asked} in {METRICS} yet; there is nothing to look at")
-    facts = summary.get("facts")
-    dtype = str(facts.get("dtype", "float32")) if isinstance(facts, Mapping) else "float32"
-    settings = known_settings(summary)
-    evals = with_size(evals, summary.get("eval_size"))
-    spans = finding_spans(steps, dtype, recorded, settings, evals)
+    spans = record.finding_spans()
     problems = [span for span in spans if span.finding.is_problem and span.holds]
     # a step in which nothing differs has no correlation: what any of the last ones has was recorded
     lacking = {rule.name: [rule.missing(report) for report in steps[-RECENT:]] for rule in rules_of(steps) if steps}
@@ -119,10 +114,10 @@ def doctor_report(folder: Path | str, step: int | None = None) -> DoctorReport:
         title=str(summary.get("title") or folder.name),
         method=str(summary.get("method") or ""),
         status=ending.status,
-        kind=kind_of(steps).name,
+        kind=record.kind.name,
         step=ending.step,
         total_steps=_whole(summary.get("total_steps")),
-        story=story_of(spans, evaluations_of(evals, kind_of(steps).evals), ending if step is None else None),
+        story=story_of(spans, record.evaluations(), ending if step is None else None),
         problems=tuple(problems),
         over=tuple(span for span in spans if span.finding.is_problem and not span.holds),
         notes=tuple(
@@ -131,7 +126,9 @@ def doctor_report(folder: Path | str, step: int | None = None) -> DoctorReport:
         looked_at=tuple(name for name, absent in missing.items() if not absent),
         not_seen={name: absent for name, absent in missing.items() if absent},
         damage=tuple(damage),
-        actions=tuple(f"step {at}: {text}" for at, texts in recorded for text in texts if _is_action(text)),
+        actions=tuple(
+            f"step {at}: {text}" for at, texts in record.totals.problems for text in texts if _is_action(text)
+        ),
     )
 
 
@@ -139,12 +136,10 @@ def _is_action(text: str) -> bool:
     return recorded_finding(text).name in ACTIONS.values()
 
 
-def _read(
-    folder: Path, until: int | None, damage: list[str]
-) -> tuple[list[StepReport], list[EvalRecord], list[tuple[int, tuple[str, ...]]]]:
+def _read(folder: Path, summary: Mapping[str, Any], until: int | None, damage: list[str]) -> RunRecord:
     reports: ThinnedLog[StepReport] = ThinnedLog(between=MOST_BETWEEN)
     evals: list[EvalRecord] = []
-    recorded: list[tuple[int, tuple[str, ...]]] = []
+    totals = StepTotals()
     broken: list[None] = []
     try:
         for line in readable_lines(folder / METRICS, _checked, lambda: broken.append(None)):
@@ -155,12 +150,13 @@ def _read(
             else:
                 (report,) = step_reports([line])
                 reports.append(report)
-                recorded += [(report.step, report.health)] if report.health else []
+                totals.problems += [(report.step, report.health)] if report.health else []
     except OSError:
         broken.append(None)
     if broken:
         damage.append(f"{folder / METRICS}: {count_of(len(broken), 'line')} could not be read and are passed over")
-    return reports.items(), evals, recorded
+    evals = with_size(evals, summary.get("eval_size"))
+    return RunRecord(folder, summary, "", tuple(reports.items()), tuple(evals), totals=totals)
 
 
 def _checked(line: dict[str, Any]) -> dict[str, Any]:

@@ -207,8 +207,8 @@ class Evaluations:
         return f"{words(last.metric)} {at}: {best.text}{of}; the last, step {last.step}: {last.text}{fell}"
 
 
-def evaluations_of(evals: Sequence[EvalRecord], preferred: Sequence[str], size: int = 0) -> Evaluations:
-    """`preferred` are the metrics of the run's kind, the headline first; `size` is for a log that does not say it.
+def evaluations_of(evals: Sequence[EvalRecord], preferred: Sequence[str]) -> Evaluations:
+    """`preferred` are the metrics of the run's kind, the headline first.
 
     The metric is one that all evaluations have: a reward that can be a fraction is an accuracy only where every
     completion happened to get all or nothing.
@@ -221,10 +221,10 @@ def evaluations_of(evals: Sequence[EvalRecord], preferred: Sequence[str], size: 
     name = headline(shared or last, preferred)
     if name is None:
         return Evaluations()
-    return measured_by(own, name, size)
+    return measured_by(own, name)
 
 
-def measured_by(evals: Sequence[EvalRecord], metric: str, size: int = 0) -> Evaluations:
+def measured_by(evals: Sequence[EvalRecord], metric: str) -> Evaluations:
     """Evaluations of one eval set by one metric; those that did not measure it are left out."""
     return Evaluations(
         tuple(
@@ -232,7 +232,7 @@ def measured_by(evals: Sequence[EvalRecord], metric: str, size: int = 0) -> Eval
                 evaluation.step,
                 metric,
                 float(evaluation.result[metric]),
-                len(evaluation.scores.get(metric, ())) or evaluation.size or size,
+                len(evaluation.scores.get(metric, ())) or evaluation.size,
                 tuple(evaluation.scores.get(metric, ())),
             )
             for evaluation in evals

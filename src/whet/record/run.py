@@ -88,8 +88,8 @@ class RunRecord:
     config: str
     steps: tuple[StepReport, ...]
     evals: tuple[EvalRecord, ...]
-    first_samples: tuple[Mapping[str, Any], ...]
-    last_samples: tuple[Mapping[str, Any], ...]
+    first_samples: tuple[Mapping[str, Any], ...] = ()
+    last_samples: tuple[Mapping[str, Any], ...] = ()
     totals: StepTotals = field(default_factory=lambda: StepTotals())
 
     @property
@@ -115,7 +115,8 @@ class RunRecord:
     @property
     def dtype(self) -> str:
         """The type of its weights."""
-        return str((self.summary.get("facts") or {}).get("dtype", "float32"))
+        facts = self.summary.get("facts")
+        return str(facts.get("dtype", "float32")) if isinstance(facts, Mapping) else "float32"
 
     @property
     def settings(self) -> Mapping[str, Any]:

@@ -167,13 +167,12 @@ def sparkline(values: Sequence[float], width: int = 12, blocks: str = BLOCKS) ->
     return "".join(blocks[round((mean - low) / (high - low) * (len(blocks) - 1))] for mean in means)
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """A table as lines of text: names to the left, numbers to the right."""
+def aligned(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
+    """A table as lines of text: the first columns, which are words, to the left, and numbers to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    sides = [str.ljust if column < left else str.rjust for column in range(len(widths))]
     return [
-        "  ".join(
-            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-        ).rstrip()
+        "  ".join(side(cell, width) for side, cell, width in zip(sides, row, widths, strict=True)).rstrip()
         for row in rows
     ]
 

@@ -247,6 +247,17 @@ def check_company(rewards: Sequence[Reward]) -> None:
         )
 
 
+def named_weight(reward: str) -> tuple[float, str]:
+    """`exact_answer=0.5` is a name with its weight."""
+    name, equals, weight = reward.rpartition("=")
+    try:
+        return (float(weight), name) if equals else (1.0, reward)
+    except ValueError:
+        raise WhetError(
+            f"reward {reward!r}: {weight!r} is no weight; write NAME=WEIGHT, as in think_format=0.2"
+        ) from None
+
+
 def check_parts(parts: Sequence[RewardPart]) -> None:
     """Refuse a sum that cannot be told apart, that is always 0, or whose gates lead nowhere."""
     if not parts:

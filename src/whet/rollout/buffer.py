@@ -84,7 +84,7 @@ def _batch_state(batch: RolloutBatch) -> dict[str, Any]:
                 "row": row,
                 "drawn": list(group.drawn),
                 "greedy": group.greedy is not None,
-                "samples": [_sample_state(sample) for sample in _samples(group)],
+                "samples": [sample_state(sample) for sample in _samples(group)],
             }
             for row, group in batch.groups
         ],
@@ -95,7 +95,8 @@ def _batch_state(batch: RolloutBatch) -> dict[str, Any]:
     }
 
 
-def _sample_state(sample: Sample) -> dict[str, Any]:
+def sample_state(sample: Sample) -> dict[str, Any]:
+    """A sample as JSON, its tensors apart."""
     return {
         "versions": list(sample.versions),
         "stop": str(sample.stop),
@@ -139,7 +140,7 @@ def _restored_batch(
     groups = []
     for position, saved in enumerate(state["groups"]):
         samples = [
-            _restored_sample(sample_state, f"{prefix}{position}/{index}/", tensors)
+            restored_sample(sample_state, f"{prefix}{position}/{index}/", tensors)
             for index, sample_state in enumerate(saved["samples"])
         ]
         greedy = samples.pop() if saved["greedy"] else None
@@ -149,7 +150,8 @@ def _restored_batch(
     return RolloutBatch(tuple(groups), outcomes, state["num_samples"], state["rounds"], weights)
 
 
-def _restored_sample(state: Mapping[str, Any], prefix: str, tensors: Mapping[str, Tensor]) -> Sample:
+def restored_sample(state: Mapping[str, Any], prefix: str, tensors: Mapping[str, Tensor]) -> Sample:
+    """The sample of a `sample_state` and of its tensors, whose names begin with the prefix."""
     support = None
     if f"{prefix}support_ids" in tensors:
         support = Support(tensors[f"{prefix}support_ids"], tensors[f"{prefix}support_counts"])

@@ -113,13 +113,15 @@ def test_the_index_keeps_up_and_finds_samples_by_their_place(tmp_path):
     assert index.refresh() and len(index) == 0
     write(path, sample(1, 0.5), sample(1, None), b"not json", [1, 2], sample(2, float("nan")), {"step": "2"})
     assert index.refresh() and len(index) == 3 and index.num_damaged == 3
-    first, second, third = index.samples()
-    assert (first.step, first.reward, first.tokens, first.prompt_id) == (1, 0.5, 5, "p1")
-    assert second.reward != second.reward and third.prompt_id == "p2"
-    assert index.line(third.place)["step"] == 2 and index.line(third.place + 1) is None
+    columns, prompts = index.columns(), index.prompt_names()
+    assert [columns[name][0] for name in ("step", "reward", "tokens")] == [1, 0.5, 5]
+    assert columns["reward"][1] != columns["reward"][1]
+    assert [prompts[code] for code in columns["prompt"]] == ["p1", "p1", "p2"]
+    first, second, third = (index.place(number) for number in range(3))
+    assert index.line(third)["step"] == 2 and index.line(third + 1) is None
     write(path, sample(3, 2))
     assert index.refresh() and len(index) == 4 and index.newest(1)[0][1]["step"] == 3
-    assert [line["step"] for _, line in index.lines([first.place, 7, third.place])] == [1, 2]
+    assert [line["step"] for _, line in index.lines([first, 7, third])] == [1, 2]
     generation = index.generation
-    os.truncate(path, second.place)
+    os.truncate(path, second)
     assert index.refresh() and len(index) == 1 and index.generation == generation + 1

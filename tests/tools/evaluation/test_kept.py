@@ -15,10 +15,8 @@ from whet import api
 from whet.pages.evaluation import eval_record
 from whet.tools.evaluation import measure
 from whet.tools.evaluation.measure import (
-    BudgetForcing,
     CompletionFile,
     EvalPlan,
-    Fingerprint,
     sample_from,
     sample_record,
 )
@@ -44,7 +42,7 @@ def test_a_sample_survives_json():
 
 
 def test_whole_chunks_are_found_again_and_a_torn_one_is_dropped(tmp_path):
-    place, same = tmp_path / "e.jsonl", Fingerprint({"model": "a"})
+    place, same = tmp_path / "e.jsonl", {"model": "a"}
     file = CompletionFile(place, same)
     file.add([{"prompt_id": "1"}])
     file.add([{"prompt_id": "2"}])
@@ -54,7 +52,7 @@ def test_whole_chunks_are_found_again_and_a_torn_one_is_dropped(tmp_path):
     assert [chunk[0]["prompt_id"] for chunk in again.chunks] == ["1", "2"] and not again.restarted
     again.add([{"prompt_id": "3"}])
     assert len(CompletionFile(place, same).chunks) == 3
-    other = CompletionFile(place, Fingerprint({"model": "b"}))
+    other = CompletionFile(place, {"model": "b"})
     assert not other.chunks and "3 prompts of an interrupted evaluation that differs in model" in other.restarted
     CompletionFile.discard(place)
     assert not list(tmp_path.iterdir())
@@ -63,14 +61,14 @@ def test_whole_chunks_are_found_again_and_a_torn_one_is_dropped(tmp_path):
 def test_a_file_that_is_no_record_is_replaced_and_one_that_cannot_be_written_is_told(tmp_path):
     place = tmp_path / "e.jsonl"
     Path(f"{place}.part").write_text("not json\n")
-    assert "is no record of an evaluation" in CompletionFile(place, Fingerprint({})).restarted
-    assert CompletionFile(place, Fingerprint({"a": "b"})).restarted == ""  # nothing had been written yet
+    assert "is no record of an evaluation" in CompletionFile(place, {}).restarted
+    assert CompletionFile(place, {"a": "b"}).restarted == ""  # nothing had been written yet
     place.write_text("")
     with pytest.raises(WhetError, match="cannot write the completions there"):
-        CompletionFile(place / "x.jsonl", Fingerprint({}))
+        CompletionFile(place / "x.jsonl", {})
 
 
-PLAN = EvalPlan(samples=2, budgets=(4, 12), forcing=BudgetForcing(answer_tokens=4), chunk=3)
+PLAN = EvalPlan(samples=2, budgets=(4, 12), chunk=3)
 
 
 def config(**settings):
@@ -118,7 +116,7 @@ def test_an_interrupted_evaluation_goes_on_to_the_same_bytes(tmp_path, monkeypat
 @pytest.mark.parametrize(
     ("plan", "settings", "what"),
     [
-        (EvalPlan(samples=2, budgets=(4, 12), chunk=3), {}, "differs in sampling, forcing"),
+        (EvalPlan(samples=2, budgets=(4, 10), chunk=3), {}, "differs in sampling, budgets"),
         (PLAN, {"seed": 1}, "differs in seed"),
         (PLAN, {"eval": {"prompts": 7}}, "differs in prompts, eval"),
     ],

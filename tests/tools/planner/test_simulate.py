@@ -68,7 +68,6 @@ def test_what_costs_time_costs_time():
     plain = simulate(base).seconds_per_step
     assert simulate(replace(base, sync_seconds=0.5)).seconds_per_step > plain + 0.4
     assert simulate(replace(base, reread_seconds=1e-3)).seconds_per_step > plain
-    assert simulate(replace(base, slow_engines=0.5)).seconds_per_step > 1.2 * plain
     scored = simulate(replace(base, reward_seconds=0.5, reward_workers=2))
     assert scored.seconds_per_step == pytest.approx(32 * 0.5 / 2, rel=0.05) and scored.limit == "rewards"
     crowded = simulate(replace(base, rows_per_engine=4)).seconds_per_step
@@ -93,7 +92,6 @@ def test_lengths_have_the_mean_that_is_asked_for():
     stream = random.Random(0)
     drawn = [Lengths(300, 10**6, 0.7).draw(stream) for _ in range(20000)]
     assert sum(drawn) / len(drawn) == pytest.approx(300, rel=0.03)
-    assert {Lengths(0, 0, values=(3, 5)).draw(stream) for _ in range(100)} == {3, 5}
 
 
 def test_an_empty_cluster_is_refused():

@@ -140,7 +140,7 @@ def run_glance(found: FoundFolder) -> RunGlance:
     main = kind_of(steps).main[0]
     values = [value for each in drawn if (value := main.measure(each)) is not None and math.isfinite(value)]
     evals = () if summary.get("after") else _outer_evals(found.path / METRICS)  # a run that ended has summed them up
-    gain = RunRecord(found.path, summary, "", steps, evals, (), ()).gain()
+    gain = RunRecord(found.path, summary, "", steps, evals).gain()
     started, finished = (float(summary.get(name) or 0) for name in ("started", "finished"))
     states = [file_state(found.path / name) for name in (METRICS, SAMPLES)]
     ending = ending_of(found.path, summary, last.step if last else 0)

@@ -42,16 +42,6 @@ EXACT_ROWS = 2000  # rows of a zoomed chart that are read from the log itself
 
 
 @dataclass
-class ProblemSpan:
-    """The steps that recorded a problem."""
-
-    text: str
-    first: int
-    last: int
-    count: int
-
-
-@dataclass
 class ReadState:
     """Everything known of a log."""
 
@@ -59,7 +49,7 @@ class ReadState:
     kept: ThinnedLog[StepReport] = field(default_factory=lambda: ThinnedLog(FIRST, LAST, MOST_BETWEEN))
     totals: StepTotals = field(default_factory=StepTotals)
     evals: list[EvalRecord] = field(default_factory=list)
-    spans: dict[str, ProblemSpan] = field(default_factory=dict)
+    spans: dict[str, FindingSpan] = field(default_factory=dict)
     num_scores: int = 0
     num_damaged: int = 0
     first_damaged: int = -1  # byte
@@ -182,8 +172,6 @@ class RunReader:
                 config=self.config(),
                 steps=steps,
                 evals=tuple(with_size(state.evals, summary.get("eval_size"))),
-                first_samples=(),
-                last_samples=(),
                 totals=state.totals,
             )
             remarks = [problem] if problem and status != "running" else []
@@ -270,12 +258,11 @@ def _count(state: ReadState, step: StepReport) -> None:
     totals.passed(step.step)
     state.kept.append(step)
     for text in step.health:
-        name = recorded_finding(text).name
-        span = state.spans.get(name)
-        if span is not None:
-            span.text, span.last, span.count = text, step.step, span.count + 1
-        elif len(state.spans) < MOST_SPANS:
-            state.spans[name] = ProblemSpan(text, step.step, step.step, 1)
+        finding = recorded_finding(text)
+        span = state.spans.get(finding.name)
+        if span is not None or len(state.spans) < MOST_SPANS:
+            first, count = (span.first, span.num_steps + 1) if span is not None else (step.step, 1)
+            state.spans[finding.name] = FindingSpan(finding, first, step.step, count, False)
 
 
 def parsed_line(text: bytes) -> StepReport | EvalRecord | None:
@@ -410,12 +397,8 @@ def _spans(state: ReadState, record: RunRecord) -> tuple[FindingSpan, ...]:
     """Every problem that any step recorded or that holds, then the notes of the last step."""
     if not record.steps:
         return ()
-    recorded = {
-        name: FindingSpan(recorded_finding(span.text), span.first, span.last, span.count, False)
-        for name, span in state.spans.items()
-    }
     try:
-        spans = current_spans(recorded, record.steps, record.dtype, record.settings, record.evals)
+        spans = current_spans(state.spans, record.steps, record.dtype, record.settings, record.evals)
     except (ValueError, TypeError, KeyError, ArithmeticError):  # numbers of a log that no run of ours wrote
-        spans = tuple(recorded.values())
+        spans = tuple(state.spans.values())
     return tuple(sorted(spans, key=lambda span: (not span.finding.is_problem, not span.holds)))

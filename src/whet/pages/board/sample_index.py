@@ -36,18 +36,9 @@ SORTS = {
     "longest": "longest first",
     "shortest": "shortest first",
 }
+# of each sample: the byte at which its line begins, numbers, and places of the lists of prompts and of stop reasons
+COLUMNS = {"place": "q", "step": "q", "reward": "d", "tokens": "q", "prompt": "q", "stop": "q"}
 MOST_SEARCHES = 8  # texts that are remembered for a run
-
-
-@dataclass(frozen=True)
-class IndexedSample:
-    """A sample without its text."""
-
-    place: int  # byte at which its line begins
-    step: int
-    reward: float  # NaN where there is none
-    tokens: int
-    prompt_id: str
 
 
 class SampleIndex:
@@ -60,18 +51,16 @@ class SampleIndex:
         self._clear()
 
     def _clear(self) -> None:
-        self._places, self._steps, self._tokens = array("q"), array("q"), array("q")
-        self._rewards, self._prompts, self._stops = array("d"), array("q"), array("q")
+        self._columns: dict[str, array[Any]] = {name: array(code) for name, code in COLUMNS.items()}
         self._stop_codes: dict[str, int] = {}
         self._parts: dict[str, array[float]] = {}  # of the reward; shorter than the others where the last ones lack it
-        self._codes: dict[str, int] = {}
-        self._names: list[str] = []
+        self._codes: dict[str, int] = {}  # of prompts
         self.num_damaged = 0  # lines that are no samples
         self.is_complete = False  # the index has reached the end of the log
         self.generation = getattr(self, "generation", -1) + 1  # grows when the log began anew: places are others then
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._columns["place"])
 
     @property
     def share_read(self) -> float:
@@ -87,7 +76,7 @@ class SampleIndex:
         """Read on for about so long; True when the end of the log is reached."""
         until = time.monotonic() + seconds
         with self._lock:
-            while len(self._places) < MOST_SAMPLES:
+            while len(self) < MOST_SAMPLES:
                 part = self._log.read()
                 if part.is_anew:
                     self._clear()
@@ -99,32 +88,20 @@ class SampleIndex:
                     break
             return self.is_complete
 
-    def samples(self) -> list[IndexedSample]:
-        """All of them, in the order of the log."""
+    def place(self, number: int) -> int:
+        """The byte at which the line of the n-th sample begins."""
         with self._lock:
-            return [self._sample(number) for number in range(len(self._places))]
-
-    def sample(self, number: int) -> IndexedSample:
-        """The n-th of the log."""
-        with self._lock:
-            return self._sample(number)
+            return int(self._columns["place"][number])
 
     def columns(self) -> dict[str, array[Any]]:
         """Copies: place, step, reward, tokens and prompt (a number; `prompt_names` has its id) of each sample."""
         with self._lock:
-            return {
-                "place": self._places[:],
-                "step": self._steps[:],
-                "reward": self._rewards[:],
-                "tokens": self._tokens[:],
-                "prompt": self._prompts[:],
-                "stop": self._stops[:],
-            }
+            return {name: column[:] for name, column in self._columns.items()}
 
     def prompt_names(self) -> list[str]:
         """Ids of prompts, in the order they first appear."""
         with self._lock:
-            return list(self._names)
+            return list(self._codes)
 
     def stop_names(self) -> list[str]:
         """Why samples ended; the column `stop` has places of this list."""
@@ -140,7 +117,7 @@ class SampleIndex:
         """A part of the reward of each sample; NaN where it has none."""
         with self._lock:
             found = self._parts.get(name, array("d"))[:]
-            found.extend([math.nan] * (len(self._places) - len(found)))
+            found.extend([math.nan] * (len(self) - len(found)))
             return found
 
     def line(self, place: int) -> dict[str, Any] | None:
@@ -158,40 +135,31 @@ class SampleIndex:
         found = ((place, parsed_sample(text)) for place, text in reversed(last_lines(self.path, count)))
         return [(place, line) for place, line in found if line is not None]
 
-    def _sample(self, number: int) -> IndexedSample:
-        return IndexedSample(
-            self._places[number],
-            self._steps[number],
-            self._rewards[number],
-            self._tokens[number],
-            self._names[self._prompts[number]],
-        )
-
     def _add(self, place: int, text: bytes) -> None:
         line = parsed_sample(text)
         if line is None:
             self.num_damaged += 1
             return
-        prompt = str(line.get("prompt_id", ""))
-        code = self._codes.setdefault(prompt, len(self._names))
-        if code == len(self._names):
-            self._names.append(prompt)
-        self._places.append(place)
-        self._steps.append(line["step"])
-        self._rewards.append(_number(line.get("reward")))
-        tokens = _number(line.get("tokens"))
-        self._tokens.append(int(tokens) if 0 <= tokens < 2**53 else 0)
-        self._prompts.append(code)
         stop = str(line.get("stop", ""))[:MOST_NAME]
         if stop not in self._stop_codes and len(self._stop_codes) >= MOST_NAMES:
             stop = next(iter(self._stop_codes))
-        self._stops.append(self._stop_codes.setdefault(stop, len(self._stop_codes)))
+        tokens = _number(line.get("tokens"))
+        row = {
+            "place": place,
+            "step": line["step"],
+            "reward": _number(line.get("reward")),
+            "tokens": int(tokens) if 0 <= tokens < 2**53 else 0,
+            "prompt": self._codes.setdefault(str(line.get("prompt_id", "")), len(self._codes)),
+            "stop": self._stop_codes.setdefault(stop, len(self._stop_codes)),
+        }
+        for name, value in row.items():
+            self._columns[name].append(value)
         parts = line.get("parts")
         for name, value in parts.items() if isinstance(parts, dict) else ():
             if name not in self._parts and len(self._parts) >= MOST_NAMES:
                 continue
             column = self._parts.setdefault(name[:MOST_NAME], array("d"))
-            column.extend([math.nan] * (len(self._places) - 1 - len(column)))
+            column.extend([math.nan] * (len(self) - 1 - len(column)))
             column.append(_number(value))
 
 

@@ -120,7 +120,7 @@ def add_routes(app: BoardApp, board: Board) -> None:
         siblings = [
             (each, other)
             for sibling in numbers_of_group(index, number_)[:MOST_SIBLINGS]
-            if (other := index.line(each := index.sample(sibling).place)) is not None
+            if (other := index.line(each := index.place(sibling))) is not None
         ]
         card = visible_card(line)
         return board.page(
@@ -192,7 +192,7 @@ def prompt_figure(index: SampleIndex, found: FoundSamples, prompt: str) -> Figur
 
 
 def _page_rows(index: SampleIndex, numbers: Any, at: int, size: int) -> list[tuple[int, dict[str, Any]]]:
-    return index.lines([index.sample(each).place for each in numbers[(at - 1) * size : at * size].tolist()])
+    return index.lines([index.place(each) for each in numbers[(at - 1) * size : at * size].tolist()])
 
 
 def _said(index: SampleIndex, found: FoundSamples, num_prompts: int) -> str:
@@ -217,7 +217,7 @@ def _sample_at(index: SampleIndex, text: str) -> tuple[int, int, dict[str, Any]]
     """The number, the place and the line of a sample named by its place in the file."""
     place = int(text) if text.isdecimal() and len(text) < 19 else -1
     index.refresh(INDEX_SECONDS)
-    if place >= 0 and index.line(place) is not None and (not len(index) or place > index.sample(len(index) - 1).place):
+    if place >= 0 and index.line(place) is not None and (not len(index) or place > index.place(len(index) - 1)):
         index.refresh(LONG_SECONDS)  # a sample of the end, before all of the file is read
     places = index.columns()["place"]
     number_ = _bisected(places, place)
@@ -233,7 +233,7 @@ def _bisected(places: Any, place: int) -> int | None:
 
 
 def _neighbour(run: str, index: SampleIndex, number_: int) -> str:
-    return f"/run/{run}/samples/{index.sample(number_).place}" if 0 <= number_ < len(index) else ""
+    return f"/run/{run}/samples/{index.place(number_)}" if 0 <= number_ < len(index) else ""
 
 
 def _listed(run: str, place: int, line: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from whet.record.health.history import (
     score,
     share_of,
 )
-from whet.record.health.rule import HealthRule
+from whet.record.health.rule import health_rule
 from whet.record.run_kinds import completion_length
 from whet.record.text import number, percent
 from whet.types import StepReport
@@ -35,6 +35,14 @@ def _cut(steps: Sequence[StepReport]) -> float:
     return share_of(steps, "truncated") - sum(share_of(steps, f"ended_by_{limit}") for limit in LIMITS)
 
 
+@health_rule(
+    "truncated completions",
+    "more than half of the completions run out of tokens, and did from the start, before their answer",
+    "the task is solved all the same; as many are paid as can only be if cut ones are; or the reward pays nobody",
+    ("counts.truncated",),
+    earliest=RECENT,
+    depth=1,
+)
 def _truncation(history: History) -> HealthFinding | None:
     if history.solved or len(history.steps) < RECENT:
         return None
@@ -66,6 +74,14 @@ def _moved_without_gain(history: History) -> tuple[float, float] | None:
     return None if scores is not None and scores[1] > scores[0] + 0.1 * abs(scores[0]) else pair
 
 
+@health_rule(
+    "length collapse",
+    "completions are a quarter as long as they were, and no better",
+    "the reward rises: the policy found a shorter way",
+    ("counts.samples",),
+    earliest=TREND_STEPS + LASTING,
+    lasting=LASTING,
+)
 def _collapse(history: History) -> HealthFinding | None:
     pair = _moved_without_gain(history)
     if pair is None or not (pair[0] >= 8 and pair[1] < 0.25 * pair[0]):
@@ -77,6 +93,14 @@ def _collapse(history: History) -> HealthFinding | None:
     )
 
 
+@health_rule(
+    "length blow-up",
+    "completions are four times as long as they were, or many more than at first run out of tokens while "
+    "evaluation or reward goes down, and they are no better",
+    "the reward rises: the policy learns to reason",
+    ("counts.samples",),
+    earliest=TREND_STEPS,
+)
 def _blow_up(history: History) -> HealthFinding | None:
     pair = _moved_without_gain(history)
     if pair is None:
@@ -104,6 +128,14 @@ def _blow_up(history: History) -> HealthFinding | None:
     )
 
 
+@health_rule(
+    "repetition",
+    "half of what completions say, in runs of four tokens, they have said before, and at first it was less",
+    "it was so from the start, as in lists and code; or an accuracy rises",
+    ("metrics.repetition",),
+    earliest=TREND_STEPS + LASTING,
+    lasting=LASTING,
+)
 def _repetition(history: History) -> HealthFinding | None:
     pair = history.start_and_now(lambda step: step.metrics.get("repetition"))
     if pair is None or not (pair[1] > MUCH_REPEATED and pair[1] > pair[0] + 0.2) or improves_truly(history):
@@ -118,50 +150,22 @@ def _repetition(history: History) -> HealthFinding | None:
     )
 
 
-LENGTH_RULES = (
-    HealthRule(
-        "truncated completions",
-        _truncation,
-        "more than half of the completions run out of tokens, and did from the start, before their answer",
-        "the task is solved all the same; as many are paid as can only be if cut ones are; or the reward pays nobody",
-        ("counts.truncated",),
-        earliest=RECENT,
-        depth=1,
-    ),
-    HealthRule(
-        "length collapse",
-        _collapse,
-        "completions are a quarter as long as they were, and no better",
-        "the reward rises: the policy found a shorter way",
-        ("counts.samples",),
-        earliest=TREND_STEPS + LASTING,
-        lasting=LASTING,
-    ),
-    HealthRule(
-        "length blow-up",
-        _blow_up,
-        "completions are four times as long as they were, or many more than at first run out of tokens while "
-        "evaluation or reward goes down, and they are no better",
-        "the reward rises: the policy learns to reason",
-        ("counts.samples",),
-        earliest=TREND_STEPS,
-    ),
-    HealthRule(
-        "repetition",
-        _repetition,
-        "half of what completions say, in runs of four tokens, they have said before, and at first it was less",
-        "it was so from the start, as in lists and code; or an accuracy rises",
-        ("metrics.repetition",),
-        earliest=TREND_STEPS + LASTING,
-        lasting=LASTING,
-    ),
-)
+LENGTH_RULES = (_truncation, _collapse, _blow_up, _repetition)
 
 FEWEST_IN_GROUP, FEWEST_IN_STEP = 4, 16  # completions
 LOST = 0.05  # of the score, at least
 MOSTLY = 0.8  # of the groups: where all are right, so many agree at least
 
 
+@health_rule(
+    "no reward signal",
+    "every group of the last steps scored alike, so no completion is better than another",
+    "every completion is right (a note), or the reward still rises",
+    ("metrics.uniform_groups",),
+    earliest=RECENT,
+    hides=("flat reward",),
+    depth=3,
+)
 def _no_signal(history: History) -> HealthFinding | None:
     uniform = history.metric("uniform_groups")
     if len(uniform) < RECENT or min(uniform) < 0.999:
@@ -198,6 +202,15 @@ def _no_signal(history: History) -> HealthFinding | None:
     return problem(evidence, cause, "give data of middling difficulty", *larger)
 
 
+@health_rule(
+    "batch too small",
+    f"a step has groups of fewer than {FEWEST_IN_GROUP} completions, or fewer than {FEWEST_IN_STEP} in all, and "
+    "the run lost half of what it had, or its evaluation fell",
+    "the run learns all the same",
+    ("reward",),
+    earliest=2 * TREND_STEPS,
+    depth=1,
+)
 def _too_few(history: History) -> HealthFinding | None:
     """A run that loses what it had, and whose step rests on a handful of completions."""
     group, prompts = history.setting("batch.group_size"), history.setting("batch.prompts_per_step")
@@ -219,6 +232,14 @@ def _too_few(history: History) -> HealthFinding | None:
     )
 
 
+@health_rule(
+    "groups agree",
+    "most groups score alike",
+    "always: a note that harder, or easier, data would use the completions better",
+    ("metrics.uniform_groups",),
+    earliest=RECENT,
+    is_note=True,
+)
 def _agree(history: History) -> HealthFinding | None:
     uniform = history.metric("uniform_groups")
     if len(uniform) < RECENT or not 0.5 < (share := fmean(uniform)) < 0.999:
@@ -229,34 +250,4 @@ def _agree(history: History) -> HealthFinding | None:
     return note(evidence, "their prompts are always solved or never; data of middling difficulty would use them better")
 
 
-GROUP_RULES = (
-    HealthRule(
-        "no reward signal",
-        _no_signal,
-        "every group of the last steps scored alike, so no completion is better than another",
-        "every completion is right (a note), or the reward still rises",
-        ("metrics.uniform_groups",),
-        earliest=RECENT,
-        hides=("flat reward",),
-        depth=3,
-    ),
-    HealthRule(
-        "batch too small",
-        _too_few,
-        f"a step has groups of fewer than {FEWEST_IN_GROUP} completions, or fewer than {FEWEST_IN_STEP} in all, and "
-        "the run lost half of what it had, or its evaluation fell",
-        "the run learns all the same",
-        ("reward",),
-        earliest=2 * TREND_STEPS,
-        depth=1,
-    ),
-    HealthRule(
-        "groups agree",
-        _agree,
-        "most groups score alike",
-        "always: a note that harder, or easier, data would use the completions better",
-        ("metrics.uniform_groups",),
-        earliest=RECENT,
-        is_note=True,
-    ),
-)
+GROUP_RULES = (_no_signal, _too_few, _agree)

@@ -7,7 +7,7 @@ from statistics import fmean
 
 from whet.record.health.finding import HealthFinding, problem
 from whet.record.health.history import DATA, FLAT_STEPS, OVERLAP, TREND_STEPS, History
-from whet.record.health.rule import ALL_KINDS, HealthRule
+from whet.record.health.rule import ALL_KINDS, health_rule
 from whet.record.metrics.intervals import share_interval
 from whet.record.text import number, percent
 
@@ -20,6 +20,14 @@ LEAST_ENTROPY = 0.05  # nats per token
 NUM_PROMPTS = re.compile(r"[(,] ?(\d[\d,]*) prompts?\b(?:, (\d[\d,]*) different)?")
 
 
+@health_rule(
+    "evaluated on training rows",
+    "rows of the evaluation are also trained on, by the facts of the run",
+    "never: what is measured there may be memory",
+    kinds=ALL_KINDS,
+    depth=0,
+    is_stated=True,
+)
 def _overlap(history: History) -> HealthFinding | None:
     stated = str(history.settings.get(OVERLAP) or "")
     if not stated:
@@ -31,6 +39,13 @@ def _overlap(history: History) -> HealthFinding | None:
     )
 
 
+@health_rule(
+    "few prompts",
+    f"the run has fewer than {FEWEST_PROMPTS} different prompts, by its facts",
+    "a test of the machinery",
+    depth=0,
+    is_stated=True,
+)
 def _few_prompts(history: History) -> HealthFinding | None:
     stated = NUM_PROMPTS.search(str(history.settings.get(DATA) or ""))
     if stated is None or (count := int((stated[2] or stated[1]).replace(",", ""))) >= FEWEST_PROMPTS:
@@ -45,6 +60,14 @@ def _few_prompts(history: History) -> HealthFinding | None:
     )
 
 
+@health_rule(
+    "gold refused",
+    f"more than {MOST_REFUSED:.0%} of the groups that agree on an answer are refused, beyond noise",
+    "few groups agree, or the model errs the same way in a few",
+    ("metrics.refused_majorities",),
+    earliest=FLAT_STEPS,
+    depth=1,
+)
 def _refused(history: History) -> HealthFinding | None:
     """Groups that agree on an answer are mostly right: a model that is sure and refused says that the gold is not."""
     agreed, refused = 0.0, 0.0
@@ -66,6 +89,16 @@ def _refused(history: History) -> HealthFinding | None:
     )
 
 
+@health_rule(
+    "identical completions",
+    "all groups of a run agree on an answer, most are wrong, and the policy's entropy is above "
+    f"{LEAST_ENTROPY:g} nats per token",
+    "the policy is sure, or right",
+    ("metrics.agreed_groups",),
+    earliest=TREND_STEPS,
+    hides=("gold refused", "no reward signal"),
+    depth=0,
+)
 def _identical(history: History) -> HealthFinding | None:
     """A policy that could say several things, and a group that says one: it was drawn once."""
     agreed, entropies = (history.metric(name, len(history.steps)) for name in ("agreed_groups", "entropy"))
@@ -81,42 +114,4 @@ def _identical(history: History) -> HealthFinding | None:
     )
 
 
-DATA_RULES = (
-    HealthRule(
-        "identical completions",
-        _identical,
-        "all groups of a run agree on an answer, most are wrong, and the policy's entropy is above "
-        f"{LEAST_ENTROPY:g} nats per token",
-        "the policy is sure, or right",
-        ("metrics.agreed_groups",),
-        earliest=TREND_STEPS,
-        hides=("gold refused", "no reward signal"),
-        depth=0,
-    ),
-    HealthRule(
-        "gold refused",
-        _refused,
-        f"more than {MOST_REFUSED:.0%} of the groups that agree on an answer are refused, beyond noise",
-        "few groups agree, or the model errs the same way in a few",
-        ("metrics.refused_majorities",),
-        earliest=FLAT_STEPS,
-        depth=1,
-    ),
-    HealthRule(
-        "evaluated on training rows",
-        _overlap,
-        "rows of the evaluation are also trained on, by the facts of the run",
-        "never: what is measured there may be memory",
-        kinds=ALL_KINDS,
-        depth=0,
-        is_stated=True,
-    ),
-    HealthRule(
-        "few prompts",
-        _few_prompts,
-        f"the run has fewer than {FEWEST_PROMPTS} different prompts, by its facts",
-        "a test of the machinery",
-        depth=0,
-        is_stated=True,
-    ),
-)
+DATA_RULES = (_identical, _refused, _overlap, _few_prompts)

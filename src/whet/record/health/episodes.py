@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from whet.record.health.finding import HealthFinding, note, problem
 from whet.record.health.history import RECENT, TREND_STEPS, History, score, share_of
-from whet.record.health.rule import HealthRule
+from whet.record.health.rule import health_rule
 from whet.record.run_kinds import per_sample
 from whet.record.text import number, percent
 from whet.types import StepReport, StopReason
@@ -27,6 +27,14 @@ LIMITS = {  # what an episode may run out of, the setting that says how much the
 }
 
 
+@health_rule(
+    "malformed calls",
+    "a fifth of the tool calls or more cannot be read",
+    "a few of them: the policy is still learning the format",
+    ("counts.turns",),
+    earliest=RECENT,
+    depth=0,
+)
 def _malformed(history: History) -> HealthFinding | None:
     recent = history.steps[-RECENT:]
     broken, read = _sum(recent, "malformed_calls"), _sum(recent, "tool_calls")
@@ -42,6 +50,14 @@ def _malformed(history: History) -> HealthFinding | None:
     )
 
 
+@health_rule(
+    "failing tools",
+    "three in ten tool calls end in an error or run out of time",
+    "the tool is meant to refuse, and the reward rises",
+    ("counts.turns",),
+    earliest=RECENT,
+    depth=0,
+)
 def _tool_errors(history: History) -> HealthFinding | None:
     recent = history.steps[-RECENT:]
     calls, failed = _sum(recent, "tool_calls"), _sum(recent, "tool_errors") + _sum(recent, "tool_timeouts")
@@ -55,6 +71,13 @@ def _tool_errors(history: History) -> HealthFinding | None:
     )
 
 
+@health_rule(
+    "failing environment",
+    "one in twenty episodes or more fails and is left out",
+    "never; single failures are left out and counted",
+    ("counts.turns",),
+    depth=0,
+)
 def _failed_episodes(history: History) -> HealthFinding | None:
     share = share_of(history.steps[-RECENT:], "failed_episodes")
     if share < MANY_FAILED:
@@ -66,6 +89,14 @@ def _failed_episodes(history: History) -> HealthFinding | None:
     )
 
 
+@health_rule(
+    "needless calls",
+    "episodes call tools twice as often as at first, and are no better for it",
+    "the reward rises: the calls help",
+    ("counts.tool_calls",),
+    earliest=TREND_STEPS,
+    depth=1,
+)
 def _needless(history: History) -> HealthFinding | None:
     pair, scores = history.start_and_now(per_sample("tool_calls")), history.start_and_now(score)
     if pair is None or scores is None or history.doing_well or scores[1] > scores[0] + 0.1 * abs(scores[0]):
@@ -80,6 +111,14 @@ def _needless(history: History) -> HealthFinding | None:
     )
 
 
+@health_rule(
+    "episodes cut off",
+    "three in ten episodes run out of turns, tokens or time",
+    "the reward rises and fewer than half do, or the task is solved",
+    ("counts.turns",),
+    earliest=TREND_STEPS,
+    depth=1,
+)
 def _limits(history: History) -> HealthFinding | None:
     recent = history.steps[-RECENT:]
     if len(history.steps) < TREND_STEPS:
@@ -97,6 +136,14 @@ def _limits(history: History) -> HealthFinding | None:
     return None
 
 
+@health_rule(
+    "slow environment",
+    "an answer took so long that the engine no longer waits for answers; where three tenths of the time go by "
+    "waiting nevertheless, that is said",
+    "always: a note that equal seeds may now differ in rounding",
+    ("counts.turns",),
+    is_note=True,
+)
 def _slow(history: History) -> HealthFinding | None:
     if not any(step.counts.get("slow_environments") for step in history.steps):
         return None
@@ -120,58 +167,4 @@ def _sum(steps: Sequence[StepReport], name: str) -> int:
     return sum(step.counts.get(name, 0) for step in steps)
 
 
-EPISODE_RULES = (
-    HealthRule(
-        "malformed calls",
-        _malformed,
-        "a fifth of the tool calls or more cannot be read",
-        "a few of them: the policy is still learning the format",
-        ("counts.turns",),
-        earliest=RECENT,
-        depth=0,
-    ),
-    HealthRule(
-        "failing tools",
-        _tool_errors,
-        "three in ten tool calls end in an error or run out of time",
-        "the tool is meant to refuse, and the reward rises",
-        ("counts.turns",),
-        earliest=RECENT,
-        depth=0,
-    ),
-    HealthRule(
-        "needless calls",
-        _needless,
-        "episodes call tools twice as often as at first, and are no better for it",
-        "the reward rises: the calls help",
-        ("counts.tool_calls",),
-        earliest=TREND_STEPS,
-        depth=1,
-    ),
-    HealthRule(
-        "failing environment",
-        _failed_episodes,
-        "one in twenty episodes or more fails and is left out",
-        "never; single failures are left out and counted",
-        ("counts.turns",),
-        depth=0,
-    ),
-    HealthRule(
-        "episodes cut off",
-        _limits,
-        "three in ten episodes run out of turns, tokens or time",
-        "the reward rises and fewer than half do, or the task is solved",
-        ("counts.turns",),
-        earliest=TREND_STEPS,
-        depth=1,
-    ),
-    HealthRule(
-        "slow environment",
-        _slow,
-        "an answer took so long that the engine no longer waits for answers; where three tenths of the time go by "
-        "waiting nevertheless, that is said",
-        "always: a note that equal seeds may now differ in rounding",
-        ("counts.turns",),
-        is_note=True,
-    ),
-)
+EPISODE_RULES = (_malformed, _tool_errors, _needless, _failed_episodes, _limits, _slow)

@@ -6,7 +6,7 @@ from statistics import fmean
 
 from whet.record.health.finding import HealthFinding, problem
 from whet.record.health.history import RECENT, TREND_STEPS, VERIFIED, History
-from whet.record.health.rule import ALL_KINDS, HealthRule
+from whet.record.health.rule import ALL_KINDS, health_rule
 from whet.record.metrics.intervals import share_interval
 from whet.record.text import number, percent, words
 
@@ -16,6 +16,17 @@ FEWEST_PROMPTS = 50  # of an evaluation that is to show a gain
 SURE = 2.33  # standard errors of a one-sided bound of 99%
 
 
+@health_rule(
+    "evaluation falls",
+    "the last evaluation is below the best, or the last two are: prompt by prompt where the log has scores, as two "
+    "shares otherwise; in at most 2% of runs in which nothing changes, whatever the number of looks",
+    "the difference is what so few prompts give by chance",
+    kinds=ALL_KINDS,
+    earliest=1,
+    hides=("flat reward", "falling reward"),
+    by_evaluation=True,
+    depth=3,
+)
 def _falls(history: History) -> HealthFinding | None:
     evaluations = history.evaluations
     best, last = evaluations.fell_from, evaluations.last
@@ -41,6 +52,14 @@ def _falls(history: History) -> HealthFinding | None:
     )
 
 
+@health_rule(
+    "evaluation lags",
+    f"the training score rose by {GAP:g} or more, and evaluation of {FEWEST_PROMPTS} prompts or more by less than "
+    "a quarter of it, with 99% confidence",
+    "evaluation follows later, or has too few prompts to say",
+    earliest=2 * TREND_STEPS,
+    depth=3,
+)
 def _lags(history: History) -> HealthFinding | None:
     """Training gains, and evaluation could have shown a quarter of it and does not."""
     measured, scores = history.evaluations.measured, history.scores
@@ -66,26 +85,4 @@ def _lags(history: History) -> HealthFinding | None:
     )
 
 
-EVALUATION_RULES = (
-    HealthRule(
-        "evaluation falls",
-        _falls,
-        "the last evaluation is below the best, or the last two are: prompt by prompt where the log has scores, as two "
-        "shares otherwise; in at most 2% of runs in which nothing changes, whatever the number of looks",
-        "the difference is what so few prompts give by chance",
-        kinds=ALL_KINDS,
-        earliest=1,
-        hides=("flat reward", "falling reward"),
-        by_evaluation=True,
-        depth=3,
-    ),
-    HealthRule(
-        "evaluation lags",
-        _lags,
-        f"the training score rose by {GAP:g} or more, and evaluation of {FEWEST_PROMPTS} prompts or more by less than "
-        "a quarter of it, with 99% confidence",
-        "evaluation follows later, or has too few prompts to say",
-        earliest=2 * TREND_STEPS,
-        depth=3,
-    ),
-)
+EVALUATION_RULES = (_falls, _lags)

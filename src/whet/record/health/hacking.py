@@ -8,7 +8,7 @@ from statistics import fmean, median
 
 from whet.record.health.finding import HealthFinding, problem
 from whet.record.health.history import FLAT_STEPS, RECENT, TREND_STEPS, History, finite, improves_truly
-from whet.record.health.rule import HealthRule
+from whet.record.health.rule import health_rule
 from whet.record.run_kinds import completion_length
 from whet.record.text import number, percent
 from whet.types import StepReport
@@ -48,6 +48,14 @@ def _ends(history: History, name: str) -> tuple[float, float]:
     return fmean(values[:quarter] or [0.0]), fmean(values[-quarter:] or [0.0])
 
 
+@health_rule(
+    "reward hacked",
+    "the first part of the reward, which says whether a completion is right, falls while the total holds or rises",
+    "the total falls with it, or the reward has a single part",
+    ("reward",),
+    earliest=FEWEST_FOR_HACKING,
+    depth=1,
+)
 def _hacked(history: History) -> HealthFinding | None:
     """The first part of a reward says whether a completion is right: the total must not hold or rise without it."""
     first, others = _parts(history)
@@ -65,8 +73,15 @@ def _hacked(history: History) -> HealthFinding | None:
     )
 
 
+@health_rule(
+    "format farmed",
+    "the reward rose by a part that is easier than the first, and the first has not moved",
+    "the first part moves too, or the format is being learned first and 20 steps are not over",
+    ("reward",),
+    earliest=FLAT_STEPS,
+    depth=1,
+)
 def _farmed(history: History) -> HealthFinding | None:
-    """An easier part has been learned, and the first one has not moved since."""
     first, others = _parts(history)
     if not others or len(history.steps) < FLAT_STEPS:
         return None
@@ -87,8 +102,15 @@ def _farmed(history: History) -> HealthFinding | None:
     return None
 
 
+@health_rule(
+    "one part dominates",
+    "four fifths of the differences within groups are those of a part other than the first, which does not improve",
+    "the first part improves or is at its top: what is left to tell completions apart is the rest",
+    ("metrics.*_decides",),
+    earliest=FEWEST_FOR_HACKING,
+    depth=1,
+)
 def _dominates(history: History) -> HealthFinding | None:
-    """A part other than the first decides which completions are learned from, and the first does not improve."""
     first, others = _parts(history)
     if not others or history.doing_well:
         return None
@@ -108,8 +130,15 @@ def _dominates(history: History) -> HealthFinding | None:
     return None
 
 
+@health_rule(
+    "held-out disagreement",
+    "a stricter reward rejects more and more of what the reward pays",
+    "it rejected as much at the start: the two were never the same",
+    (f"metrics.{HELD_OUT}",),
+    earliest=FEWEST_FOR_PARTING,
+    depth=1,
+)
 def _held_out(history: History) -> HealthFinding | None:
-    """A stricter verifier no longer accepts what the reward pays."""
     shares = finite(step.metrics.get(HELD_OUT) for step in history.steps)
     if len(shares) < FEWEST_FOR_PARTING:
         return None
@@ -123,8 +152,15 @@ def _held_out(history: History) -> HealthFinding | None:
     )
 
 
+@health_rule(
+    "reward follows the frame",
+    "the score of the same answer depends on the text around it",
+    "fewer than a tenth of the checked completions are concerned",
+    ("metrics.frame_moves",),
+    earliest=RECENT,
+    depth=1,
+)
 def _frame(history: History) -> HealthFinding | None:
-    """The score of the same answer depends on what stands around it."""
     shares = history.metric("frame_moves", FEWEST_FOR_PARTING)
     if len(shares) < RECENT or fmean(shares) < LEAST_DISAGREEMENT:
         return None
@@ -138,6 +174,14 @@ def _frame(history: History) -> HealthFinding | None:
     )
 
 
+@health_rule(
+    "reward follows length",
+    "within groups the reward goes with length, and completions are 2.5 times as long as at first or near their limit",
+    "a verdict on the answer rises too: longer completions are better ones",
+    ("metrics.reward_length_correlation",),
+    earliest=TREND_STEPS,
+    depth=1,
+)
 def _follows_length(history: History) -> HealthFinding | None:
     """The reward goes with length, and the policy follows."""
     # the last steps that could tell: where all completions are paid alike, as at their limit, there is no correlation
@@ -160,8 +204,14 @@ def _follows_length(history: History) -> HealthFinding | None:
     )
 
 
+@health_rule(
+    "members part",
+    "the members of a learned reward are twice as far apart as on the first completions",
+    "they are less than 0.05 apart",
+    (f"metrics.*{DISAGREEMENT}",),
+    earliest=FEWEST_FOR_PARTING,
+)
 def _members_part(history: History) -> HealthFinding | None:
-    """The members of a learned reward are further apart on the policy's completions than they were at first."""
     names = [name for name in history.steps[-1].metrics if name.endswith(DISAGREEMENT) and name != HELD_OUT]
     evidence = "; ".join(text for name in names if (text := _parting(history.steps, name)))
     if not evidence:
@@ -188,68 +238,4 @@ def _parting(steps: Sequence[StepReport], name: str) -> str:
     return f"The members of {reward} were {start:.2g} apart on the first completions and are {now:.2g} apart now{moved}"
 
 
-HACKING_RULES = (
-    HealthRule(
-        "reward hacked",
-        _hacked,
-        "the first part of the reward, which says whether a completion is right, falls while the total holds or rises",
-        "the total falls with it, or the reward has a single part",
-        ("reward",),
-        earliest=FEWEST_FOR_HACKING,
-        depth=1,
-    ),
-    HealthRule(
-        "format farmed",
-        _farmed,
-        "the reward rose by a part that is easier than the first, and the first has not moved",
-        "the first part moves too, or the format is being learned first and 20 steps are not over",
-        ("reward",),
-        earliest=FLAT_STEPS,
-        depth=1,
-    ),
-    HealthRule(
-        "one part dominates",
-        _dominates,
-        "four fifths of the differences within groups are those of a part other than the first, which does not improve",
-        "the first part improves or is at its top: what is left to tell completions apart is the rest",
-        ("metrics.*_decides",),
-        earliest=FEWEST_FOR_HACKING,
-        depth=1,
-    ),
-    HealthRule(
-        "held-out disagreement",
-        _held_out,
-        "a stricter reward rejects more and more of what the reward pays",
-        "it rejected as much at the start: the two were never the same",
-        (f"metrics.{HELD_OUT}",),
-        earliest=FEWEST_FOR_PARTING,
-        depth=1,
-    ),
-    HealthRule(
-        "reward follows the frame",
-        _frame,
-        "the score of the same answer depends on the text around it",
-        "fewer than a tenth of the checked completions are concerned",
-        ("metrics.frame_moves",),
-        earliest=RECENT,
-        depth=1,
-    ),
-    HealthRule(
-        "reward follows length",
-        _follows_length,
-        "within groups the reward goes with length, and completions are 2.5 times as long as at first or near "
-        "their limit",
-        "a verdict on the answer rises too: longer completions are better ones",
-        ("metrics.reward_length_correlation",),
-        earliest=TREND_STEPS,
-        depth=1,
-    ),
-    HealthRule(
-        "members part",
-        _members_part,
-        "the members of a learned reward are twice as far apart as on the first completions",
-        "they are less than 0.05 apart",
-        (f"metrics.*{DISAGREEMENT}",),
-        earliest=FEWEST_FOR_PARTING,
-    ),
-)
+HACKING_RULES = (_hacked, _farmed, _dominates, _held_out, _frame, _follows_length, _members_part)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from whet.record.health.finding import HealthFinding, SettingAdvice, problem
 from whet.record.health.history import FLAT_STEPS, LASTING, History
-from whet.record.health.rule import HealthRule
+from whet.record.health.rule import health_rule
 from whet.record.text import number, percent
 
 MOST_EPSILON = 1e-3  # AdamW divides by it where gradients are smaller, and those of a language model are
@@ -123,6 +123,19 @@ CAUSES: tuple[Callable[[History], Cause | None], ...] = (
 )
 
 
+@health_rule(
+    "setting out of range",
+    f"nothing is learned after {FLAT_STEPS} steps, and a setting leaves no room for it: a warm-up longer than the "
+    f"run, AdamW's epsilon from {MOST_EPSILON:g} on, gradients clipped to {LEAST_LIMIT:g} or less, an adapter "
+    f"scaled by less than {LEAST_ADAPTER:g}, a KL weight or a temperature from {MOST_TIE:g} on, weights that decay "
+    "by half, a discount that forgets the reward",
+    "the run learns all the same",
+    ("reward",),
+    earliest=FLAT_STEPS + LASTING,
+    lasting=LASTING,
+    hides=("flat reward",),
+    depth=0,
+)
 def _out_of_range(history: History) -> HealthFinding | None:
     if len(history.scores) < FLAT_STEPS or history.doing_well:
         return None
@@ -134,19 +147,4 @@ def _out_of_range(history: History) -> HealthFinding | None:
     return problem(f"Nothing is learned, and {seen}{others}", does, advice)
 
 
-RANGE_RULES = (
-    HealthRule(
-        "setting out of range",
-        _out_of_range,
-        f"nothing is learned after {FLAT_STEPS} steps, and a setting leaves no room for it: a warm-up longer than the "
-        f"run, AdamW's epsilon from {MOST_EPSILON:g} on, gradients clipped to {LEAST_LIMIT:g} or less, an adapter "
-        f"scaled by less than {LEAST_ADAPTER:g}, a KL weight or a temperature from {MOST_TIE:g} on, weights that decay "
-        "by half, a discount that forgets the reward",
-        "the run learns all the same",
-        ("reward",),
-        earliest=FLAT_STEPS + LASTING,
-        lasting=LASTING,
-        hides=("flat reward",),
-        depth=0,
-    ),
-)
+RANGE_RULES = (_out_of_range,)

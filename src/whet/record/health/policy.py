@@ -10,7 +10,7 @@ from statistics import fmean, median
 
 from whet.record.health.finding import HealthFinding, note, problem
 from whet.record.health.history import FLAT_STEPS, LASTING, RECENT, TREND_STEPS, History, entropy, finite, score
-from whet.record.health.rule import ALL_KINDS, HealthRule
+from whet.record.health.rule import ALL_KINDS, health_rule
 from whet.record.run_kinds import metric
 from whet.record.text import number, percent
 
@@ -22,6 +22,12 @@ LOSS_LEFT = 0.01  # below, pairs or rows may all be learned
 HUGE = 1000  # times the norm of the first steps
 
 
+@health_rule(
+    "not a number",
+    "a metric of the last step is NaN or infinite",
+    "it is what an environment measured by itself",
+    kinds=ALL_KINDS,
+)
 def _not_finite(history: History) -> HealthFinding | None:
     last = history.steps[-1]
     broken = [name for name, value in last.metrics.items() if not (math.isfinite(value) or name.startswith("env_"))]
@@ -35,6 +41,14 @@ def _not_finite(history: History) -> HealthFinding | None:
     )
 
 
+@health_rule(
+    "entropy collapse",
+    "entropy fell below a tenth of what it was while the reward did not rise",
+    "the reward rises or is at its top: a policy that knows the answer is sure of it (a note)",
+    ("metrics.entropy",),
+    earliest=TREND_STEPS + LASTING,
+    lasting=LASTING,
+)
 def _entropy_collapse(history: History) -> HealthFinding | None:
     pair = history.start_and_now(entropy)
     if pair is None or history.doing_well:
@@ -51,6 +65,14 @@ def _entropy_collapse(history: History) -> HealthFinding | None:
     )
 
 
+@health_rule(
+    "entropy explosion",
+    "entropy grew to three times what it was, by more than 1 nat, without a better reward",
+    "the reward rises: longer reasoning is less certain of each word",
+    ("metrics.entropy",),
+    earliest=TREND_STEPS + LASTING,
+    lasting=LASTING,
+)
 def _entropy_explosion(history: History) -> HealthFinding | None:
     pair = history.start_and_now(entropy)
     if pair is None or history.doing_well:
@@ -66,6 +88,14 @@ def _entropy_explosion(history: History) -> HealthFinding | None:
     )
 
 
+@health_rule(
+    "entropy falls",
+    "entropy fell by half in a run that goes well",
+    "always: a note",
+    ("metrics.entropy",),
+    earliest=TREND_STEPS,
+    is_note=True,
+)
 def _entropy_falls(history: History) -> HealthFinding | None:
     pair = history.start_and_now(entropy)
     if pair is None or not history.doing_well or pair[1] >= 0.5 * pair[0]:
@@ -74,6 +104,13 @@ def _entropy_falls(history: History) -> HealthFinding | None:
     return note(evidence, "this is normal while the reward grows or is at its top")
 
 
+@health_rule(
+    "KL runaway",
+    "the KL from the reference is above 10 nats per token, or above 1 and four times what it was",
+    "it grows slowly, or the reward rises with it and it stays below 10",
+    ("metrics.kl",),
+    earliest=3,
+)
 def _kl(history: History) -> HealthFinding | None:
     values = history.metric("kl", 13)
     if len(values) < 3:
@@ -100,6 +137,14 @@ def _clips_tokens(history: History) -> bool:
     return kind in ("ppo_clip", "dual_clip") and "sequence" not in ratio and "product" not in ratio and width >= NARROW
 
 
+@health_rule(
+    "clipping",
+    "more than half of the tokens are clipped and teach nothing",
+    "one update per step: the ratio is 1 and nothing is clipped; or the band is one of thousandths around the "
+    "ratio of whole completions, which most leave by design (a note)",
+    ("metrics.reweighted",),
+    earliest=RECENT,
+)
 def _clipping(history: History) -> HealthFinding | None:
     shares = history.metric("reweighted")
     if len(shares) < RECENT or not _clips_tokens(history) or (share := fmean(shares)) <= MUCH_CLIPPED:
@@ -114,6 +159,14 @@ def _clipping(history: History) -> HealthFinding | None:
     )
 
 
+@health_rule(
+    "clipped by design",
+    "most tokens have a weight that is not their ratio, by a method that means it",
+    "always: a note",
+    ("metrics.reweighted",),
+    earliest=RECENT,
+    is_note=True,
+)
 def _clipped_by_design(history: History) -> HealthFinding | None:
     shares = history.metric("reweighted")
     if len(shares) < RECENT or not history.knows_settings or _clips_tokens(history) or (share := fmean(shares)) <= 0.5:
@@ -124,6 +177,13 @@ def _clipped_by_design(history: History) -> HealthFinding | None:
     )
 
 
+@health_rule(
+    "ratio drift",
+    f"the mean ratio of the policy to the one that wrote the batch is more than {FAR_OFF:g} from 1",
+    "a single step; or the ratio is a product over whole completions, which has no typical size",
+    ("metrics.ratio",),
+    earliest=RECENT,
+)
 def _ratio_drift(history: History) -> HealthFinding | None:
     ratios = history.metric("ratio")
     if len(ratios) < RECENT or "product" in str(history.setting("objective.ratio")):
@@ -149,6 +209,13 @@ def _leapt(history: History) -> bool:
     return max(now - max(before), min(before) - now) > max(before) - min(before)
 
 
+@health_rule(
+    "gradient spike",
+    "the gradient norm is ten times the largest of the 20 steps before, and the reward, or the loss, leaps as well",
+    "a single large gradient: it is clipped",
+    kinds=ALL_KINDS,
+    earliest=2 * RECENT + 1,
+)
 def _gradient_spike(history: History) -> HealthFinding | None:
     # a step without signal has norm 0: it says nothing about what is typical
     earlier = [norm for norm in finite(map(metric("gradient_norm"), history.steps[-21:-1])) if norm > 0]
@@ -167,6 +234,15 @@ def _gradient_spike(history: History) -> HealthFinding | None:
     )
 
 
+@health_rule(
+    "no gradient",
+    f"the gradient norm is exactly 0 in {RECENT} steps in a row, though there is something to learn",
+    "all groups scored alike, or the learning rate is 0 by its schedule",
+    kinds=ALL_KINDS,
+    earliest=RECENT,
+    hides=("flat reward",),
+    depth=0,
+)
 def _no_gradient(history: History) -> HealthFinding | None:
     """Completions differ in what they earn, and nothing of it reaches the weights."""
     norms = finite(map(metric("gradient_norm"), history.steps[-RECENT:]))
@@ -184,6 +260,13 @@ def _no_gradient(history: History) -> HealthFinding | None:
     )
 
 
+@health_rule(
+    "huge gradient",
+    f"the gradient norm is {HUGE:,} times that of the first steps, in {RECENT} steps in a row",
+    "a single step, or the run goes well",
+    kinds=ALL_KINDS,
+    earliest=TREND_STEPS + RECENT,
+)
 def _huge_gradient(history: History) -> HealthFinding | None:
     """The norm has grown a thousandfold and stays there; its size alone is the method's own affair."""
     first = [norm for norm in finite(map(metric("gradient_norm"), history.steps[:TREND_STEPS])) if norm > 0]
@@ -201,6 +284,13 @@ def _huge_gradient(history: History) -> HealthFinding | None:
     )
 
 
+@health_rule(
+    "skipped updates",
+    "updates of the last steps had a gradient of exactly 0 and changed nothing",
+    "always: a note; what there was not to learn from is said by other rules",
+    kinds=ALL_KINDS,
+    is_note=True,
+)
 def _skipped_updates(history: History) -> HealthFinding | None:
     skipped = sum(step.metrics.get("skipped_updates", 0.0) for step in history.steps[-RECENT:])
     if not skipped:
@@ -211,6 +301,14 @@ def _skipped_updates(history: History) -> HealthFinding | None:
     )
 
 
+@health_rule(
+    "surrogate near zero",
+    "the value of the objective is near 0",
+    "always: a note that the reward is what to watch",
+    ("metrics.surrogate",),
+    earliest=3,
+    is_note=True,
+)
 def _surrogate_near_zero(history: History) -> HealthFinding | None:
     values = history.metric("surrogate")
     if len(values) < 3 or median(abs(value) for value in values) > 0.01:
@@ -221,117 +319,19 @@ def _surrogate_near_zero(history: History) -> HealthFinding | None:
 
 
 POLICY_RULES = (
-    HealthRule(
-        "not a number",
-        _not_finite,
-        "a metric of the last step is NaN or infinite",
-        "it is what an environment measured by itself",
-        kinds=ALL_KINDS,
-    ),
-    HealthRule(
-        "entropy collapse",
-        _entropy_collapse,
-        "entropy fell below a tenth of what it was while the reward did not rise",
-        "the reward rises or is at its top: a policy that knows the answer is sure of it (a note)",
-        ("metrics.entropy",),
-        earliest=TREND_STEPS + LASTING,
-        lasting=LASTING,
-    ),
-    HealthRule(
-        "entropy explosion",
-        _entropy_explosion,
-        "entropy grew to three times what it was, by more than 1 nat, without a better reward",
-        "the reward rises: longer reasoning is less certain of each word",
-        ("metrics.entropy",),
-        earliest=TREND_STEPS + LASTING,
-        lasting=LASTING,
-    ),
-    HealthRule(
-        "entropy falls",
-        _entropy_falls,
-        "entropy fell by half in a run that goes well",
-        "always: a note",
-        ("metrics.entropy",),
-        earliest=TREND_STEPS,
-        is_note=True,
-    ),
-    HealthRule(
-        "KL runaway",
-        _kl,
-        "the KL from the reference is above 10 nats per token, or above 1 and four times what it was",
-        "it grows slowly, or the reward rises with it and it stays below 10",
-        ("metrics.kl",),
-        earliest=3,
-    ),
-    HealthRule(
-        "clipping",
-        _clipping,
-        "more than half of the tokens are clipped and teach nothing",
-        "one update per step: the ratio is 1 and nothing is clipped; or the band is one of thousandths around the "
-        "ratio of whole completions, which most leave by design (a note)",
-        ("metrics.reweighted",),
-        earliest=RECENT,
-    ),
-    HealthRule(
-        "clipped by design",
-        _clipped_by_design,
-        "most tokens have a weight that is not their ratio, by a method that means it",
-        "always: a note",
-        ("metrics.reweighted",),
-        earliest=RECENT,
-        is_note=True,
-    ),
-    HealthRule(
-        "ratio drift",
-        _ratio_drift,
-        f"the mean ratio of the policy to the one that wrote the batch is more than {FAR_OFF:g} from 1",
-        "a single step; or the ratio is a product over whole completions, which has no typical size",
-        ("metrics.ratio",),
-        earliest=RECENT,
-    ),
-    HealthRule(
-        "gradient spike",
-        _gradient_spike,
-        "the gradient norm is ten times the largest of the 20 steps before, and the reward, or the loss, leaps as well",
-        "a single large gradient: it is clipped",
-        kinds=ALL_KINDS,
-        earliest=2 * RECENT + 1,
-    ),
-    HealthRule(
-        "no gradient",
-        _no_gradient,
-        f"the gradient norm is exactly 0 in {RECENT} steps in a row, though there is something to learn",
-        "all groups scored alike, or the learning rate is 0 by its schedule",
-        kinds=ALL_KINDS,
-        earliest=RECENT,
-        hides=("flat reward",),
-        depth=0,
-    ),
-    HealthRule(
-        "huge gradient",
-        _huge_gradient,
-        f"the gradient norm is {HUGE:,} times that of the first steps, in {RECENT} steps in a row",
-        "a single step, or the run goes well",
-        kinds=ALL_KINDS,
-        earliest=TREND_STEPS + RECENT,
-    ),
-    HealthRule(
-        "skipped updates",
-        _skipped_updates,
-        "updates of the last steps had a gradient of exactly 0 and changed nothing",
-        "always: a note; what there was not to learn from is said by other rules",
-        kinds=ALL_KINDS,
-        is_note=True,
-    ),
-    HealthRule(
-        "surrogate near zero",
-        _surrogate_near_zero,
-        "the value of the objective is near 0",
-        "always: a note that the reward is what to watch",
-        ("metrics.surrogate",),
-        earliest=3,
-        is_note=True,
-    ),
+    _not_finite,
+    _entropy_collapse,
+    _entropy_explosion,
+    _entropy_falls,
+    _kl,
+    _clipping,
+    _clipped_by_design,
+    _ratio_drift,
+    _gradient_spike,
+    _no_gradient,
+    _huge_gradient,
+    _skipped_updates,
+    _surrogate_near_zero,
 )
 
 SETTLED = 12  # steps that a critic has to learn its first lesson
@@ -341,6 +341,14 @@ HARDLY = 0.05  # share of the variance that no critic stays below which learns
 WORTHLESS = 0.0  # share of the variance explained: a constant does as well
 
 
+@health_rule(
+    "critic misfit",
+    "the critic's values explain nothing of what completions earn",
+    f"the first {SETTLED} steps, while it learns; or every completion is right and there is nothing to explain",
+    ("metrics.critic_explains",),
+    earliest=SETTLED,
+    depth=2,
+)
 def _misfit(history: History) -> HealthFinding | None:
     known = finite(step.metrics.get("critic_explains") for step in history.steps)
     if len(known) < SETTLED:
@@ -360,14 +368,4 @@ def _misfit(history: History) -> HealthFinding | None:
     )
 
 
-CRITIC_RULES = (
-    HealthRule(
-        "critic misfit",
-        _misfit,
-        "the critic's values explain nothing of what completions earn",
-        f"the first {SETTLED} steps, while it learns; or every completion is right and there is nothing to explain",
-        ("metrics.critic_explains",),
-        earliest=SETTLED,
-        depth=2,
-    ),
-)
+CRITIC_RULES = (_misfit,)

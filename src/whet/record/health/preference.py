@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from whet.record.health.finding import HealthFinding, note, problem
 from whet.record.health.history import History
-from whet.record.health.rule import Check, HealthRule
+from whet.record.health.rule import health_rule
 from whet.record.run_kinds import PREFERENCE
 
 MetricSeries = Sequence[Mapping[str, float]]
@@ -28,6 +29,7 @@ STILL = 1e-3  # of a margin or a loss: below this it has not moved
 SOON = 0.2  # share of a run
 MANY_ALIKE = 0.1  # of the pairs
 USUAL_BETA = (0.01, 1.0)  # below, hardly anything ties the policy to the reference; above, it is chained to it
+_rule = partial(health_rule, kinds=(PREFERENCE,))
 
 
 def _metrics(history: History) -> MetricSeries:
@@ -57,6 +59,14 @@ def _first_drift(series: MetricSeries) -> tuple[float, float] | None:
     return (first["drift"], length) if first["drift"] > SAME * max(length, 1.0) else None
 
 
+@_rule(
+    "reference mismatch",
+    "policy and reference differ before the first update",
+    "rounding explains it: less than 0.01 nats per token",
+    ("metrics.drift",),
+    earliest=1,
+    depth=0,
+)
 def _reference_mismatch(history: History) -> HealthFinding | None:
     """Before the first update policy and reference are one model, so log pi / ref is 0 for every completion."""
     series = _metrics(history)
@@ -76,8 +86,14 @@ def _reference_mismatch(history: History) -> HealthFinding | None:
     )
 
 
+@_rule(
+    "likelihood displacement",
+    "the chosen completion loses 60% of its log-probability or more, with the rejected one or while the margin grows",
+    "only the rejected completion falls, or the chosen one by less",
+    ("metrics.chosen_logp", "metrics.rejected_logp"),
+    earliest=FEW,
+)
 def _displacement(history: History) -> HealthFinding | None:
-    """The chosen completion loses 60% of its log-probability, with the rejected one or as the margin grows."""
     series = _metrics(history)
     chosen, rejected = _ends(series, "chosen_logp"), _ends(series, "rejected_logp")
     margin, token = _ends(series, "margin"), _ends(series, "chosen_mean_logp")
@@ -107,8 +123,15 @@ def _sinks(ends: tuple[float, float], least: float) -> bool:
     return ends[0] - ends[1] >= max(least, MUCH_LOST * abs(ends[0]))
 
 
+@_rule(
+    "not learning",
+    "the rewards of good and bad completions do not part",
+    "the loss falls",
+    ("metrics.loss",),
+    earliest=LEARNED_BY,
+    depth=3,
+)
 def _not_learning(history: History) -> HealthFinding | None:
-    """The rewards of good and bad completions do not part, and accuracy or loss shows it."""
     series = _metrics(history)
     accuracy, margin, loss = _ends(series, "accuracy"), _ends(_with_margin(series), "margin"), _ends(series, "loss")
     if len(series) < LEARNED_BY or not margin or not loss or margin[1] > margin[0] + STILL:
@@ -147,6 +170,14 @@ def _ruled_out(series: MetricSeries) -> str:
     return f"; not the cause: {' and '.join(cleared)}" if cleared else ""
 
 
+@_rule(
+    "too easy",
+    "every pair is ordered right almost from the start",
+    "always: a note, since pairs that a program made are that plain",
+    ("metrics.accuracy",),
+    earliest=FEW,
+    is_note=True,
+)
 def _too_good(history: History) -> HealthFinding | None:
     known = [step["accuracy"] for step in _metrics(history) if "accuracy" in step]
     if len(known) < FEW:
@@ -162,6 +193,14 @@ def _too_good(history: History) -> HealthFinding | None:
     )
 
 
+@_rule(
+    "hardly different",
+    "in more than a tenth of the pairs both completions are alike",
+    "a few of them",
+    ("metrics.alike",),
+    earliest=1,
+    depth=0,
+)
 def _alike(history: History) -> HealthFinding | None:
     share = _mean(_metrics(history), "alike")
     if share is None or share <= MANY_ALIKE:
@@ -179,6 +218,15 @@ def _length(series: MetricSeries) -> float:
     return max(_mean(series, "chosen_length") or 1.0, 1.0)
 
 
+@_rule(
+    "chosen is shorter",
+    "the chosen completion is the longer one in less than a quarter of the pairs, and a tenth shorter on average",
+    "always: a note, since brevity may be what was asked for",
+    ("metrics.chosen_is_longer", "metrics.longer"),
+    earliest=1,
+    depth=1,
+    is_note=True,
+)
 def _shorter_chosen(history: History) -> HealthFinding | None:
     series = _metrics(history)
     share, longer = _mean(series, "chosen_is_longer"), _mean(series, "longer")
@@ -190,6 +238,14 @@ def _shorter_chosen(history: History) -> HealthFinding | None:
     )
 
 
+@_rule(
+    "chosen is longer",
+    "the chosen completion is the longer one in more than three quarters of the pairs, by a tenth on average",
+    "the better answers need the room, and length is divided out of the score",
+    ("metrics.chosen_is_longer", "metrics.longer"),
+    earliest=1,
+    depth=1,
+)
 def _longer_chosen(history: History) -> HealthFinding | None:
     series = _metrics(history)
     share, longer = _mean(series, "chosen_is_longer"), _mean(series, "longer")
@@ -202,8 +258,15 @@ def _longer_chosen(history: History) -> HealthFinding | None:
     )
 
 
+@_rule(
+    "beta out of range",
+    "beta is below 0.01 or above 1 for a logistic loss of summed log-ratios",
+    "another score or curve has another unit",
+    (),
+    earliest=1,
+    depth=0,
+)
 def _beta(history: History) -> HealthFinding | None:
-    """Whether beta is out of the usual range of a logistic loss of summed log-ratios; others have another unit."""
     beta = history.setting("objective.curve.beta")
     kind = (history.setting("objective.score"), history.setting("objective.curve"))
     if kind != ("log_ratio", "logistic") or beta is None:
@@ -220,91 +283,13 @@ def _beta(history: History) -> HealthFinding | None:
     return problem(f"beta is {beta:g}, above {most:g}{trend}", cause, history.give("objective.curve.beta", "0.1"))
 
 
-def _rule(
-    name: str,
-    check: Check,
-    about: str,
-    normal_when: str,
-    reads: tuple[str, ...],
-    earliest: int,
-    depth: int = 2,
-    is_note: bool = False,
-) -> HealthRule:
-    return HealthRule(name, check, about, normal_when, reads, (PREFERENCE,), earliest, depth=depth, is_note=is_note)
-
-
 PREFERENCE_RULES = (
-    _rule(
-        "reference mismatch",
-        _reference_mismatch,
-        "policy and reference differ before the first update",
-        "rounding explains it: less than 0.01 nats per token",
-        ("metrics.drift",),
-        1,
-        depth=0,
-    ),
-    _rule(
-        "likelihood displacement",
-        _displacement,
-        "the chosen completion loses 60% of its log-probability or more, with the rejected one or while the margin "
-        "grows",
-        "only the rejected completion falls, or the chosen one by less",
-        ("metrics.chosen_logp", "metrics.rejected_logp"),
-        FEW,
-    ),
-    _rule(
-        "not learning",
-        _not_learning,
-        "the rewards of good and bad completions do not part",
-        "the loss falls",
-        ("metrics.loss",),
-        LEARNED_BY,
-        depth=3,
-    ),
-    _rule(
-        "too easy",
-        _too_good,
-        "every pair is ordered right almost from the start",
-        "always: a note, since pairs that a program made are that plain",
-        ("metrics.accuracy",),
-        FEW,
-        is_note=True,
-    ),
-    _rule(
-        "hardly different",
-        _alike,
-        "in more than a tenth of the pairs both completions are alike",
-        "a few of them",
-        ("metrics.alike",),
-        1,
-        depth=0,
-    ),
-    _rule(
-        "chosen is shorter",
-        _shorter_chosen,
-        "the chosen completion is the longer one in less than a quarter of the pairs, and a tenth shorter on average",
-        "always: a note, since brevity may be what was asked for",
-        ("metrics.chosen_is_longer", "metrics.longer"),
-        1,
-        depth=1,
-        is_note=True,
-    ),
-    _rule(
-        "chosen is longer",
-        _longer_chosen,
-        "the chosen completion is the longer one in more than three quarters of the pairs, by a tenth on average",
-        "the better answers need the room, and length is divided out of the score",
-        ("metrics.chosen_is_longer", "metrics.longer"),
-        1,
-        depth=1,
-    ),
-    _rule(
-        "beta out of range",
-        _beta,
-        "beta is below 0.01 or above 1 for a logistic loss of summed log-ratios",
-        "another score or curve has another unit",
-        (),
-        1,
-        depth=0,
-    ),
+    _reference_mismatch,
+    _displacement,
+    _not_learning,
+    _too_good,
+    _alike,
+    _shorter_chosen,
+    _longer_chosen,
+    _beta,
 )

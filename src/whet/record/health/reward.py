@@ -15,7 +15,7 @@ from whet.record.health.history import (
     trend,
     trend_in_errors,
 )
-from whet.record.health.rule import HealthRule
+from whet.record.health.rule import health_rule
 from whet.record.text import number, percent
 
 FEW = 3  # steps after which a share of completions is one
@@ -33,6 +33,14 @@ SAME = 1e-6  # of a mean reward
 FALLS = -3.6  # standard errors: one in a thousand looks at pure noise, over 20 steps
 
 
+@health_rule(
+    "unscorable completions",
+    "more than a tenth of the completions could not be scored",
+    "a few rows without an answer are left out and counted",
+    ("counts.unscorable",),
+    earliest=FEW,
+    depth=0,
+)
 def _unscorable(history: History) -> HealthFinding | None:
     share = share_of(history.steps[-RECENT:], "unscorable")
     if len(history.steps) < FEW or share <= 0.1:
@@ -44,6 +52,14 @@ def _unscorable(history: History) -> HealthFinding | None:
     )
 
 
+@health_rule(
+    "failing rewards",
+    "the reward raises, or runs out of time, on one completion in a hundred or more",
+    "a single one in a thousand: it is left out and counted",
+    ("counts.unscorable",),
+    earliest=RECENT,
+    depth=0,
+)
 def _failing(history: History) -> HealthFinding | None:
     recent = history.steps[-RECENT:]
     share = fmean([step.metrics.get("failed_rewards", 0.0) for step in recent])
@@ -57,6 +73,14 @@ def _failing(history: History) -> HealthFinding | None:
     )
 
 
+@health_rule(
+    "programs out of time",
+    "one program in fifty or more runs into the time limit",
+    "a few endless loops: a model that explores writes some",
+    ("counts.samples",),
+    earliest=RECENT,
+    depth=0,
+)
 def _timeouts(history: History) -> HealthFinding | None:
     recent = history.steps[-RECENT:]
     late = sum(step.metrics.get("code_timeouts", 0.0) for step in recent)
@@ -72,6 +96,17 @@ def _timeouts(history: History) -> HealthFinding | None:
     )
 
 
+@health_rule(
+    "flat reward",
+    f"the reward has not risen since the first step: from step {FEWEST_FLAT} on where a gain of {LEAST_GAIN:g} of "
+    f"its scale would have shown, from step {FEWEST_UNMOVED} on where the policy is still where it began",
+    "evaluation rose, the reward rose before and holds, it is near the top of its scale (a note), or it is too "
+    "noisy to tell",
+    ("reward",),
+    earliest=FEWEST_UNMOVED + LASTING,
+    lasting=LASTING,
+    depth=3,
+)
 def _flat(history: History) -> HealthFinding | None:
     """Nothing learned over the whole run: a gain would have shown, or the policy has not moved."""
     scores = history.scores
@@ -103,6 +138,15 @@ def _flat(history: History) -> HealthFinding | None:
     )
 
 
+@health_rule(
+    "falling reward",
+    f"the reward falls over {FLAT_STEPS} or {2 * FLAT_STEPS} steps, beyond noise",
+    "it is still at its top, or far above where it began and holding",
+    ("reward",),
+    earliest=FLAT_STEPS + LASTING,
+    lasting=LASTING,
+    depth=3,
+)
 def _falling(history: History) -> HealthFinding | None:
     scores = history.scores[-2 * FLAT_STEPS :]
     if len(history.scores) < FLAT_STEPS or history.doing_well:
@@ -120,6 +164,14 @@ def _falling(history: History) -> HealthFinding | None:
     return None
 
 
+@health_rule(
+    "little to gain",
+    "the reward stays near the top of its scale",
+    "always: a note",
+    ("reward",),
+    earliest=FLAT_STEPS,
+    is_note=True,
+)
 def _little_to_gain(history: History) -> HealthFinding | None:
     scores = history.scores
     if len(scores) < FLAT_STEPS or history.doing_well or not NEAR_TOP <= history.score <= 1 or history.direction < 0:
@@ -128,63 +180,4 @@ def _little_to_gain(history: History) -> HealthFinding | None:
     return note(evidence, "this is normal so near its top; harder data would teach more")
 
 
-REWARD_RULES = (
-    HealthRule(
-        "flat reward",
-        _flat,
-        f"the reward has not risen since the first step: from step {FEWEST_FLAT} on where a gain of {LEAST_GAIN:g} of "
-        f"its scale would have shown, from step {FEWEST_UNMOVED} on where the policy is still where it began",
-        "evaluation rose, the reward rose before and holds, it is near the top of its scale (a note), or it is too "
-        "noisy to tell",
-        ("reward",),
-        earliest=FEWEST_UNMOVED + LASTING,
-        lasting=LASTING,
-        depth=3,
-    ),
-    HealthRule(
-        "falling reward",
-        _falling,
-        f"the reward falls over {FLAT_STEPS} or {2 * FLAT_STEPS} steps, beyond noise",
-        "it is still at its top, or far above where it began and holding",
-        ("reward",),
-        earliest=FLAT_STEPS + LASTING,
-        lasting=LASTING,
-        depth=3,
-    ),
-    HealthRule(
-        "little to gain",
-        _little_to_gain,
-        "the reward stays near the top of its scale",
-        "always: a note",
-        ("reward",),
-        earliest=FLAT_STEPS,
-        is_note=True,
-    ),
-    HealthRule(
-        "failing rewards",
-        _failing,
-        "the reward raises, or runs out of time, on one completion in a hundred or more",
-        "a single one in a thousand: it is left out and counted",
-        ("counts.unscorable",),
-        earliest=RECENT,
-        depth=0,
-    ),
-    HealthRule(
-        "programs out of time",
-        _timeouts,
-        "one program in fifty or more runs into the time limit",
-        "a few endless loops: a model that explores writes some",
-        ("counts.samples",),
-        earliest=RECENT,
-        depth=0,
-    ),
-    HealthRule(
-        "unscorable completions",
-        _unscorable,
-        "more than a tenth of the completions could not be scored",
-        "a few rows without an answer are left out and counted",
-        ("counts.unscorable",),
-        earliest=FEW,
-        depth=0,
-    ),
-)
+REWARD_RULES = (_flat, _falling, _little_to_gain, _failing, _timeouts, _unscorable)

@@ -9,7 +9,7 @@ from statistics import fmean, median
 
 from whet.record.health.finding import HealthFinding, problem
 from whet.record.health.history import DECODING, DEVICE, RECENT, SPENT, TREND_STEPS, History
-from whet.record.health.rule import ALL_KINDS, HealthRule
+from whet.record.health.rule import ALL_KINDS, health_rule
 from whet.record.run_kinds import completion_length, speed
 from whet.record.text import duration, number, percent
 from whet.types import StepReport
@@ -30,6 +30,13 @@ ELSEWHERE = {
 }
 
 
+@health_rule(
+    "sampler gap",
+    "the trainer's log-probabilities are not the sampler's, before any update",
+    "the products run in half precision: 0.05 nats are allowed there, 0.001 otherwise",
+    ("metrics.sampler_gap",),
+    depth=0,
+)
 def _sampler_gap(history: History) -> HealthFinding | None:
     gap = history.steps[-1].metrics.get("sampler_gap")
     if gap is None or not gap > history.tolerance:
@@ -41,6 +48,14 @@ def _sampler_gap(history: History) -> HealthFinding | None:
     )
 
 
+@health_rule(
+    "router drift",
+    "sampler and trainer send tokens of a mixture of experts to different experts",
+    "the experts are replayed, or the completions are meant to be an older policy's",
+    ("metrics.router_drift_layers",),
+    hides=("sampler gap",),
+    depth=0,
+)
 def _router_drift(history: History) -> HealthFinding | None:
     metrics = history.steps[-1].metrics
     drift = metrics.get("router_drift_layers")
@@ -55,6 +70,14 @@ def _router_drift(history: History) -> HealthFinding | None:
     )
 
 
+@health_rule(
+    "stale rollouts",
+    f"the policy has moved {MUCH_STALE:g} nats per token or more since the completions were written",
+    "completions are a version or two old, and the policy has hardly moved",
+    ("metrics.staleness",),
+    earliest=RECENT,
+    depth=0,
+)
 def _stale(history: History) -> HealthFinding | None:
     gaps, behind = history.metric("staleness"), history.metric("versions_behind")
     if len(gaps) < RECENT or (gap := median(gaps)) <= MUCH_STALE:
@@ -70,6 +93,13 @@ def _stale(history: History) -> HealthFinding | None:
     )
 
 
+@health_rule(
+    "dead experts",
+    "a tenth more of the experts than at first get no token",
+    "they got none from the start: the step is too small to use them all",
+    ("metrics.dead_experts",),
+    earliest=TREND_STEPS,
+)
 def _dead_experts(history: History) -> HealthFinding | None:
     dead = history.start_and_now(lambda step: step.metrics.get("dead_experts"))
     if dead is None or not dead[1] > dead[0] + MANY_DEAD:
@@ -90,6 +120,16 @@ def _pace(step: StepReport) -> float | None:
     return rate if rate is None or not trained or not written else rate * written / trained
 
 
+@health_rule(
+    "throughput loss",
+    "tokens per second fell to half of what they were",
+    "completions became much shorter: what a step costs besides is shared by fewer tokens",
+    ("seconds", "counts.tokens"),
+    kinds=ALL_KINDS,
+    earliest=WARM_UP + 3 * RECENT,
+    is_timed=True,
+    depth=3,
+)
 def _slower(history: History) -> HealthFinding | None:
     """Tokens per second of the last steps against those of the steps before; the first steps warm up."""
     latest = (
@@ -112,6 +152,15 @@ def _slower(history: History) -> HealthFinding | None:
     )
 
 
+@health_rule(
+    "time spent elsewhere",
+    "more than a quarter of the time of a run goes into scoring, evaluations, saving or starting up",
+    f"the run has taken less than {LONG_RUN // 60} minutes",
+    ("seconds",),
+    kinds=ALL_KINDS,
+    is_timed=True,
+    depth=3,
+)
 def _elsewhere(history: History) -> HealthFinding | None:
     """Where the time of a long run goes that is neither writing nor learning."""
     spent: defaultdict[str, float] = defaultdict(float)
@@ -141,6 +190,14 @@ def _elsewhere(history: History) -> HealthFinding | None:
     )
 
 
+@health_rule(
+    "slow decode path",
+    "completions are not written by CUDA graphs on a CUDA device, by the facts of the run",
+    "never: the facts say why",
+    is_timed=True,
+    depth=3,
+    is_stated=True,
+)
 def _slow_path(history: History) -> HealthFinding | None:
     """By what the run says of itself: a GPU that is not given whole decode steps waits for Python between them."""
     path, _, reason = str(history.settings.get(DECODING) or "").partition(" (")
@@ -153,69 +210,4 @@ def _slow_path(history: History) -> HealthFinding | None:
     )
 
 
-ROLLOUT_RULES = (
-    HealthRule(
-        "sampler gap",
-        _sampler_gap,
-        "the trainer's log-probabilities are not the sampler's, before any update",
-        "the products run in half precision: 0.05 nats are allowed there, 0.001 otherwise",
-        ("metrics.sampler_gap",),
-        depth=0,
-    ),
-    HealthRule(
-        "stale rollouts",
-        _stale,
-        f"the policy has moved {MUCH_STALE:g} nats per token or more since the completions were written",
-        "completions are a version or two old, and the policy has hardly moved",
-        ("metrics.staleness",),
-        earliest=RECENT,
-        depth=0,
-    ),
-    HealthRule(
-        "throughput loss",
-        _slower,
-        "tokens per second fell to half of what they were",
-        "completions became much shorter: what a step costs besides is shared by fewer tokens",
-        ("seconds", "counts.tokens"),
-        kinds=ALL_KINDS,
-        earliest=WARM_UP + 3 * RECENT,
-        is_timed=True,
-        depth=3,
-    ),
-    HealthRule(
-        "time spent elsewhere",
-        _elsewhere,
-        "more than a quarter of the time of a run goes into scoring, evaluations, saving or starting up",
-        f"the run has taken less than {LONG_RUN // 60} minutes",
-        ("seconds",),
-        kinds=ALL_KINDS,
-        is_timed=True,
-        depth=3,
-    ),
-    HealthRule(
-        "slow decode path",
-        _slow_path,
-        "completions are not written by CUDA graphs on a CUDA device, by the facts of the run",
-        "never: the facts say why",
-        is_timed=True,
-        depth=3,
-        is_stated=True,
-    ),
-    HealthRule(
-        "dead experts",
-        _dead_experts,
-        "a tenth more of the experts than at first get no token",
-        "they got none from the start: the step is too small to use them all",
-        ("metrics.dead_experts",),
-        earliest=TREND_STEPS,
-    ),
-    HealthRule(
-        "router drift",
-        _router_drift,
-        "sampler and trainer send tokens of a mixture of experts to different experts",
-        "the experts are replayed, or the completions are meant to be an older policy's",
-        ("metrics.router_drift_layers",),
-        hides=("sampler gap",),
-        depth=0,
-    ),
-)
+ROLLOUT_RULES = (_sampler_gap, _stale, _slower, _elsewhere, _slow_path, _dead_experts, _router_drift)

@@ -6,7 +6,7 @@ from statistics import fmean
 
 from whet.record.health.finding import HealthFinding, problem
 from whet.record.health.history import FLAT_STEPS, LASTING, RECENT, History, finite, trend, trend_in_errors
-from whet.record.health.rule import HealthRule
+from whet.record.health.rule import health_rule
 from whet.record.metrics.intervals import share_interval
 from whet.record.run_kinds import PREFERENCE, REWARD_MODEL, SFT
 from whet.record.text import number, percent
@@ -26,6 +26,16 @@ FEWEST_PAIRS = 20  # of an evaluation
 LEARNED, OPPOSITE = 0.7, 0.4  # of the pairs: ordered right in training, and at most in evaluation
 
 
+@health_rule(
+    "loss rises",
+    f"the loss rises by a tenth over {FLAT_STEPS} steps, beyond noise, or is half as much again as at first",
+    "it goes up and down around a level",
+    ("metrics.loss",),
+    kinds=(SFT, REWARD_MODEL),
+    earliest=2 * RECENT + LASTING,
+    lasting=LASTING,
+    depth=3,
+)
 def _loss_rises(history: History) -> HealthFinding | None:
     """A loss on rows that are seen again should fall."""
     first = finite(step.metrics.get("loss") for step in history.steps[:ENDS])
@@ -46,6 +56,15 @@ def _loss_rises(history: History) -> HealthFinding | None:
     )
 
 
+@health_rule(
+    "guessing",
+    "a reward model orders its training pairs no better than a coin",
+    f"it has seen fewer than {GUESSED_PAIRS:,} pairs, or its accuracy begins to rise",
+    ("metrics.accuracy",),
+    kinds=(REWARD_MODEL,),
+    earliest=2 * RECENT,
+    depth=3,
+)
 def _guesses(history: History) -> HealthFinding | None:
     accuracies = finite(step.metrics.get("accuracy") for step in history.steps)
     pairs = sum(step.counts.get("rows", 0) for step in history.steps)
@@ -64,6 +83,14 @@ def _guesses(history: History) -> HealthFinding | None:
     )
 
 
+@health_rule(
+    "overfitting",
+    "the loss on held-out rows rises while the training's falls below it",
+    "it rises by less than a tenth, in a single evaluation, or the two do not part",
+    ("metrics.loss",),
+    kinds=(SFT, PREFERENCE, REWARD_MODEL),
+    earliest=2 * ENDS,
+)
 def _overfits(history: History) -> HealthFinding | None:
     evals, losses = history.evaluated(("loss",)), history.metric("loss", 2 * FLAT_STEPS)
     if len(evals) < FEWEST_EVALS or len(losses) < 2 * ENDS:
@@ -85,6 +112,15 @@ def _overfits(history: History) -> HealthFinding | None:
     )
 
 
+@health_rule(
+    "swapped labels",
+    "training pairs are ordered right, and held-out ones the wrong way round, beyond noise",
+    "held-out pairs are ordered no better than by a coin",
+    ("metrics.accuracy",),
+    kinds=(PREFERENCE, REWARD_MODEL),
+    earliest=RECENT,
+    depth=0,
+)
 def _swapped(history: History) -> HealthFinding | None:
     """What is learned is the opposite of what is evaluated."""
     last, known = history.evaluations.last, history.metric("accuracy")
@@ -103,8 +139,16 @@ def _swapped(history: History) -> HealthFinding | None:
     )
 
 
+@health_rule(
+    "noisy labels",
+    "held-out pairs are ordered right far more often than training pairs, beyond noise",
+    "both are ordered alike; where held-out labels are as wrong as the training's, nothing shows it",
+    ("metrics.accuracy",),
+    kinds=(PREFERENCE, REWARD_MODEL),
+    earliest=FLAT_STEPS,
+    depth=0,
+)
 def _noisy(history: History) -> HealthFinding | None:
-    """Held-out pairs are told apart, and training pairs much less: part of their labels is wrong."""
     last, known = history.evaluations.last, history.metric("accuracy", FLAT_STEPS)
     if last is None or last.metric != _pairs_metric(history) or last.size < FEWEST_PAIRS or len(known) < FLAT_STEPS:
         return None
@@ -122,55 +166,4 @@ def _pairs_metric(history: History) -> str:
     return "pair_accuracy" if "chosen_logp" in history.steps[-1].metrics else "accuracy"
 
 
-ROW_RULES = (
-    HealthRule(
-        "loss rises",
-        _loss_rises,
-        f"the loss rises by a tenth over {FLAT_STEPS} steps, beyond noise, or is half as much again as at first",
-        "it goes up and down around a level",
-        ("metrics.loss",),
-        kinds=(SFT, REWARD_MODEL),
-        earliest=2 * RECENT + LASTING,
-        lasting=LASTING,
-        depth=3,
-    ),
-    HealthRule(
-        "overfitting",
-        _overfits,
-        "the loss on held-out rows rises while the training's falls below it",
-        "it rises by less than a tenth, in a single evaluation, or the two do not part",
-        ("metrics.loss",),
-        kinds=(SFT, PREFERENCE, REWARD_MODEL),
-        earliest=2 * ENDS,
-    ),
-    HealthRule(
-        "swapped labels",
-        _swapped,
-        "training pairs are ordered right, and held-out ones the wrong way round, beyond noise",
-        "held-out pairs are ordered no better than by a coin",
-        ("metrics.accuracy",),
-        kinds=(PREFERENCE, REWARD_MODEL),
-        earliest=RECENT,
-        depth=0,
-    ),
-    HealthRule(
-        "noisy labels",
-        _noisy,
-        "held-out pairs are ordered right far more often than training pairs, beyond noise",
-        "both are ordered alike; where held-out labels are as wrong as the training's, nothing shows it",
-        ("metrics.accuracy",),
-        kinds=(PREFERENCE, REWARD_MODEL),
-        earliest=FLAT_STEPS,
-        depth=0,
-    ),
-    HealthRule(
-        "guessing",
-        _guesses,
-        "a reward model orders its training pairs no better than a coin",
-        f"it has seen fewer than {GUESSED_PAIRS:,} pairs, or its accuracy begins to rise",
-        ("metrics.accuracy",),
-        kinds=(REWARD_MODEL,),
-        earliest=2 * RECENT,
-        depth=3,
-    ),
-)
+ROW_RULES = (_loss_rises, _overfits, _swapped, _noisy, _guesses)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from whet.record.health.finding import HealthFinding
 from whet.record.health.history import History
@@ -41,6 +42,14 @@ class HealthRule:
     def missing(self, step: StepReport) -> tuple[str, ...]:
         """What of it a step has not."""
         return tuple(name for name in self.reads if not _has(step, name))
+
+
+Ruled = Callable[[Check], HealthRule]
+
+
+def health_rule(name: str, about: str, normal_when: str, reads: tuple[str, ...] = (), **more: Any) -> Ruled:
+    """Stands above a check and makes it the rule of that name; `more` are further fields of `HealthRule`."""
+    return lambda check: HealthRule(name, check, about, normal_when, reads, **more)
 
 
 def _has(step: StepReport, quantity: str) -> bool:

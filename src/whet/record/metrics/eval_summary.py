@@ -11,8 +11,6 @@ from whet.record.metrics.intervals import IntervalEstimate, mean_estimate, share
 from whet.record.metrics.pass_at_k import AccuracyEstimate, SizedEstimate, accuracy_estimate, pass_curve, vote_curve
 from whet.record.metrics.reward_model import Calibration, calibration_of, vote_confidence
 
-CUT, FORCED = "cut", "forced"
-
 
 @dataclass(frozen=True)
 class Attempt:
@@ -25,14 +23,13 @@ class Attempt:
     confidence: float | None = None  # geometric mean of its tokens' probabilities; None where they are not known
     refused: bool = False
     in_format: bool | None = None  # <think>...</think> closed and an answer behind it; None where it does not think
-    budgets: Mapping[tuple[str, int], tuple[float, int]] = field(default_factory=dict)  # (CUT or FORCED, budget)
+    budgets: Mapping[int, tuple[float, int]] = field(default_factory=dict)  # tokens: outcome, tokens written
 
 
 @dataclass(frozen=True)
 class BudgetPoint(IntervalEstimate):
     """Accuracy under a token budget."""
 
-    way: str  # CUT or FORCED
     budget: int
     tokens: float  # that were written, on average
 
@@ -158,12 +155,12 @@ def _calibrations(attempts: Sequence[Sequence[Attempt]]) -> dict[str, Calibratio
 def _budget_points(attempts: Sequence[Sequence[Attempt]], is_share: bool) -> tuple[BudgetPoint, ...]:
     points = []
     samples = min(map(len, attempts))
-    for way, budget in sorted(attempts[0][0].budgets, key=lambda key: (key[0], key[1])):
-        cells = [[attempt.budgets[way, budget] for attempt in row] for row in attempts]
+    for budget in sorted(attempts[0][0].budgets):
+        cells = [[attempt.budgets[budget] for attempt in row] for row in attempts]
         values = [fmean([outcome for outcome, _ in row]) for row in cells]
         estimate = share_estimate(values, samples) if is_share else mean_estimate(values)
         tokens = fmean([fmean([count for _, count in row]) for row in cells])
-        points.append(BudgetPoint(estimate.value, estimate.low, estimate.high, way, budget, tokens))
+        points.append(BudgetPoint(estimate.value, estimate.low, estimate.high, budget, tokens))
     return tuple(points)
 
 

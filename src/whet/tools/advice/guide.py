@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from whet.objective import catalogue
 from whet.objective.catalogue import Method, MethodKind
-from whet.tools.planner.plan import Plan, plan_for
+from whet.tools.planner.plan import plan_for
 from whet.tools.planner.shapes import LEAST_BILLIONS, MOST_BILLIONS, shape_of_size
 from whet.tools.planner.workload import GIGA, REFERENCES, Devices, Workload
 from whet.types import WhetError, did_you_mean
@@ -49,35 +49,26 @@ class MemoryEstimate:
     verdict: str
 
 
-@dataclass(frozen=True)
-class Footprint:
-    """What decides about memory, of what the guide asks for."""
-
-    billions: float
-    gigabytes: float | None
-    needs: frozenset[str]
-    samples: bool = True
-    completion_tokens: int | None = None
-
-
 @lru_cache(maxsize=512)
-def memory_estimate(asked: Footprint) -> MemoryEstimate:
-    """The estimate, and what to do where it does not fit."""
-    plan = _plan(asked)
+def memory_estimate(
+    billions: float,
+    gigabytes: float | None,
+    needs: frozenset[str],
+    samples: bool = True,
+    completion_tokens: int | None = None,
+) -> MemoryEstimate:
+    """What a run of a model of so many billion weights takes of one device, and what to do where it does not fit."""
+    memory = UNLIMITED if gigabytes is None else gigabytes * GIGA
+    shape = replace(shape_of_size(min(max(billions, LEAST_BILLIONS), MOST_BILLIONS)), context=0)
+    length = completion_tokens or USUAL_COMPLETION
+    work = Workload(shape, needs=needs, completion_tokens=length, samples=samples, draws=samples)
+    plan = plan_for(work, Devices(1, memory))
     lines = sorted(plan.memory.lines, key=lambda line: -line.bytes)
-    parts = [f"{line.name}: {line.gigabytes:.3g} GB" for line in lines if line.bytes >= 0.02 * plan.memory.total]
+    parts = tuple(f"{line.name}: {line.gigabytes:.3g} GB" for line in lines if line.bytes >= 0.02 * plan.memory.total)
     total = plan.memory.total / GIGA
-    if asked.gigabytes is None:
-        return MemoryEstimate(total, tuple(parts), None, "give --memory to hear whether it fits")
-    return MemoryEstimate(total, tuple(parts), plan.fits, plan.verdict)
-
-
-def _plan(asked: Footprint) -> Plan:
-    memory = UNLIMITED if asked.gigabytes is None else asked.gigabytes * GIGA
-    shape = replace(shape_of_size(min(max(asked.billions, LEAST_BILLIONS), MOST_BILLIONS)), context=0)
-    length = asked.completion_tokens or USUAL_COMPLETION
-    work = Workload(shape, needs=asked.needs, completion_tokens=length, samples=asked.samples, draws=asked.samples)
-    return plan_for(work, Devices(1, memory))
+    if gigabytes is None:
+        return MemoryEstimate(total, parts, None, "give --memory to hear whether it fits")
+    return MemoryEstimate(total, parts, plan.fits, plan.verdict)
 
 
 @dataclass(frozen=True)
@@ -309,7 +300,6 @@ def advice(situation: Situation) -> Advice:
     chosen = next((method for method in trainable if _fits(situation, method) is not False), trainable[0])
     others = [method for method in (*rule.ranking, *rule.also) if method != chosen]
     command, rehearsal = _commands(situation, chosen)
-    footprint = _footprint(situation, chosen)
     return Advice(
         recommendation=chosen,
         title=_title(chosen),
@@ -320,7 +310,7 @@ def advice(situation: Situation) -> Advice:
             for method in others
         ),
         warnings=(*_run_warnings(situation, chosen), *_data_warnings(situation, chosen)),
-        memory=None if footprint is None else memory_estimate(footprint),
+        memory=_memory(situation, chosen),
         command=command,
         rehearsal=rehearsal,
     )
@@ -345,11 +335,11 @@ def _needs(situation: Situation, method: str) -> frozenset[str]:
     return needs | {"ref_logp"} if situation.signal == "reward_model" else needs
 
 
-def _footprint(situation: Situation, method: str) -> Footprint | None:
+def _memory(situation: Situation, method: str) -> MemoryEstimate | None:
     """None where the model's size was not given."""
     if situation.model_billions is None:
         return None
-    return Footprint(
+    return memory_estimate(
         situation.model_billions,
         situation.memory_gigabytes,
         _needs(situation, method),
@@ -359,8 +349,8 @@ def _footprint(situation: Situation, method: str) -> Footprint | None:
 
 
 def _fits(situation: Situation, method: str) -> bool | None:
-    footprint = _footprint(situation, method)
-    return None if footprint is None else memory_estimate(footprint).fits
+    memory = _memory(situation, method)
+    return None if memory is None else memory.fits
 
 
 def _reasons(situation: Situation, ranking: tuple[str, ...], chosen: str) -> Iterator[str]:

@@ -1,12 +1,10 @@
 """A model on held-out prompts, chunk by chunk: completions, their scores, and what they are worth under budgets.
 
-An interrupted evaluation goes on where it stopped: the file's first line names what was asked of whom (`Fingerprint`),
+An interrupted evaluation goes on where it stopped: the file's first line names what was asked of whom (`pieces_of`),
 each line after it is one chunk of prompts, written whole before the next begins. A torn line's chunk is done again.
 
 A completion under a smaller budget is the opening of the one under a larger: each has its own random stream, so one
-long completion gives the whole curve. Forcing (s1, Muennighoff 2025, 2501.19393) ends a thought at the budget by
-writing the words that open an answer; with `wait`, a thought that ends early goes on after those words instead. What
-was sampled is never tokenised again: words that were put in are appended as tokens, and are no actions.
+long completion gives the whole curve.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import isnan
 from pathlib import Path
@@ -24,52 +22,30 @@ from typing import Any
 
 import torch
 
-from whet.data.chat import THOUGHT_ENDS, text_tokens
-from whet.protocols import Engine
-from whet.record.metrics.eval_summary import CUT, FORCED, Attempt, EvalSummary, summarized
+from whet.record.metrics.eval_summary import Attempt, EvalSummary, summarized
 from whet.record.metrics.reward_model import token_confidence
 from whet.reward.answer import final_answer, final_part, normal_form
 from whet.reward.combine import RewardPart
 from whet.reward.format import is_visible
 from whet.reward.safety import is_refusal
+from whet.rollout.buffer import restored_sample, sample_state
 from whet.rollout.collect import play_ahead, score_groups
 from whet.rollout.episode_runner import tell_failures
-from whet.rollout.seed import request_seed
 from whet.tools.evaluation.evaluation import PromptStyle, check_samples, eval_facts, eval_setup, group_metrics
 from whet.training.assembly.fingerprints import model_digest, reward_file_digests
 from whet.training.assembly.forms import AUTO
 from whet.training.assembly.runtime import Runtime
 from whet.training.config import EvaluationConfig
 from whet.training.evaluate import Evaluator
-from whet.types import Group, Request, Sample, Sampling, StopReason, Turn, WhetError, by_episode
+from whet.types import Group, Sample, StopReason, WhetError, by_episode
 
 Decode = Callable[[list[int]], str]
-Encode = Callable[[str], tuple[int, ...]]
-FINAL = "\nFinal answer:"
-# of a completion that was cut or written into: what was said about it as a whole
+# of a completion that was cut: what was said about it as a whole
 UNKNOWN: Any = {"support": None, "parts": {}, "reward": None, "routed_experts": None, "token_versions": None}
 PARTIAL = ".part"  # behind the name of the file that the completions will have
-VERSION = 1
+VERSION = 2
 CHUNK = 256  # completions between two saves, where the caller names no number of prompts
 SERVER_CHUNK = 64
-
-
-@dataclass(frozen=True)
-class BudgetForcing:
-    """The words that are put in, and the room for an answer behind them."""
-
-    answer: str = ""  # that open an answer where a thought is cut; empty: the end of the thought and "Final answer:"
-    wait: str = ""  # in place of the end of a thought that is shorter than the budget; empty: it may end
-    answer_tokens: int = 32
-
-
-@dataclass(frozen=True)
-class Codec:
-    """Between tokens and text, for one model."""
-
-    decode: Decode
-    encode: Encode
-    end_tokens: frozenset[int]
 
 
 def cut_at(sample: Sample, budget: int, decode: Decode) -> Sample:
@@ -77,155 +53,7 @@ def cut_at(sample: Sample, budget: int, decode: Decode) -> Sample:
     start = _start(sample)
     if len(sample.tokens) - start <= budget:
         return sample
-    return _part(sample, start, start + budget, decode)
-
-
-def thought_length(sample: Sample, codec: Codec) -> int | None:
-    """Tokens before the end of the thought: before `</think>`, else before the token that ends the completion.
-
-    None where it had not ended when its budget was spent. A token that holds the end and something before it is left
-    out as a whole.
-    """
-    start = _start(sample)
-    written = sample.tokens[start:].tolist()
-    if any(end in sample.completion for end in THOUGHT_ENDS):
-        return _tokens_before(written, codec.decode)
-    if sample.stop.is_limit:
-        return None
-    ended = sum(1 for _ in _trailing(written, codec.end_tokens))
-    return len(written) - ended
-
-
-def _trailing(written: Sequence[int], ends: frozenset[int]) -> list[int]:
-    end_tokens = []
-    for token in reversed(written):
-        if token not in ends:
-            break
-        end_tokens.append(token)
-    return end_tokens
-
-
-def _tokens_before(written: Sequence[int], decode: Decode) -> int:
-    """The most tokens whose text holds no end of a thought, by bisection: text only grows."""
-    low, high = 0, len(written)
-    while low < high:
-        middle = (low + high + 1) // 2
-        text = decode(list(written[:middle]))
-        low, high = (low, middle - 1) if any(end in text for end in THOUGHT_ENDS) else (middle, high)
-    text = decode(list(written[: low + 1]))
-    thought_end = min(text.find(end) for end in THOUGHT_ENDS if end in text)
-    # a marker of several tokens begins before the token that completes it
-    while low and len(decode(list(written[:low]))) > thought_end:
-        low -= 1
-    return low
-
-
-def extended_thoughts(
-    engine: Engine,
-    samples: Sequence[Sample],
-    seeds: Sequence[tuple[int | str, ...]],
-    longest: int,
-    forcing: BudgetForcing,
-    sampling: Sampling,
-    codec: Codec,
-) -> list[Sample]:
-    """Thoughts of `longest` tokens: one that ends before is cut there, given the words of `wait`, and goes on."""
-    words = codec.encode(forcing.wait)
-    thoughts = list(samples)
-    rounds = 0
-    while rounds * max(1, len(words)) <= longest:  # every round adds these words at least
-        short: list[tuple[int, Sample]] = []
-        for index, sample in enumerate(thoughts):
-            length = thought_length(sample, codec)
-            if length is not None and length + len(words) < longest:
-                short.append((index, _appended(_head(sample, length, codec.decode), words, codec.decode)))
-        if not short:
-            break
-        named = [(*seeds[index], "wait", rounds) for index, _ in short]
-        rooms = [longest - (len(opening.tokens) - _start(opening)) for _, opening in short]
-        drawn = _continued(engine, [opening for _, opening in short], named, rooms, sampling, codec)
-        for (index, _), sample in zip(short, drawn, strict=True):
-            thoughts[index] = sample
-        rounds += 1
-    return thoughts
-
-
-def forced_answers(
-    engine: Engine,
-    thoughts: Sequence[Sample],
-    seeds: Sequence[tuple[int | str, ...]],
-    budget: int,
-    forcing: BudgetForcing,
-    sampling: Sampling,
-    codec: Codec,
-) -> list[Sample]:
-    """Each thought with an answer: its own where it ended within the budget, else one that is asked for there."""
-    finished = list(thoughts)
-    cut: list[tuple[int, Sample]] = []
-    for index, sample in enumerate(thoughts):
-        length = thought_length(sample, codec)
-        if length is not None and length <= budget and not forcing.wait:
-            finished[index] = cut_at(sample, budget + forcing.answer_tokens, codec.decode)
-            continue
-        head = _head(sample, budget if length is None else min(budget, length), codec.decode)
-        cut.append((index, _appended(head, codec.encode(_answer_words(head, forcing)), codec.decode)))
-    if cut:
-        rooms = [forcing.answer_tokens] * len(cut)
-        named = [(*seeds[at], "answer", budget) for at, _ in cut]
-        for (index, _), sample in zip(
-            cut, _continued(engine, [opening for _, opening in cut], named, rooms, sampling, codec), strict=True
-        ):
-            finished[index] = sample
-    return finished
-
-
-def _answer_words(head: Sample, forcing: BudgetForcing) -> str:
-    if forcing.answer:
-        return forcing.answer
-    is_open = "<think>" in head.completion and THOUGHT_ENDS[0] not in head.completion
-    return f"{THOUGHT_ENDS[0] if is_open else ''}{FINAL}"
-
-
-def _continued(
-    engine: Engine,
-    opened: Sequence[Sample],
-    seeds: Sequence[tuple[int | str, ...]],
-    rooms: Sequence[int],
-    sampling: Sampling,
-    codec: Codec,
-) -> list[Sample]:
-    """Each goes on for as many tokens as it has room for."""
-    requests = [
-        Request(tuple(opening.tokens.tolist()), request_seed(*seed), max_new_tokens=room)
-        for opening, seed, room in zip(opened, seeds, rooms, strict=True)
-    ]
-    drawn = engine.generate(requests, replace(sampling, max_new_tokens=max(rooms)))
-    whole = []
-    for before, sample in zip(opened, drawn, strict=True):
-        added = len(sample.tokens) - len(before.tokens)
-        action = torch.cat([before.action, torch.ones(added, dtype=torch.bool)])
-        logp = torch.cat([before.behavior_logp, sample.behavior_logp[len(before.tokens) :]])
-        text = codec.decode(sample.tokens[_start(before) :].tolist())
-        whole.append(
-            replace(before, tokens=sample.tokens, action=action, behavior_logp=logp, stop=sample.stop, completion=text)
-        )
-    return whole
-
-
-def _start(sample: Sample) -> int:
-    """Where the completion begins."""
-    return int(sample.action.int().argmax())
-
-
-def _head(sample: Sample, length: int, decode: Decode) -> Sample:
-    """The first `length` tokens of the completion; at least one: a sample has an action."""
-    start = _start(sample)
-    if len(sample.tokens) - start <= length:
-        return sample
-    return _part(sample, start, start + max(1, length), decode)
-
-
-def _part(sample: Sample, start: int, stop: int, decode: Decode) -> Sample:
+    stop = start + budget
     return replace(
         sample,
         tokens=sample.tokens[:stop],
@@ -237,34 +65,9 @@ def _part(sample: Sample, start: int, stop: int, decode: Decode) -> Sample:
     )
 
 
-def _appended(sample: Sample, words: Sequence[int], decode: Decode) -> Sample:
-    """With words that the policy did not choose."""
-    added = torch.tensor(list(words), dtype=sample.tokens.dtype)
-    tokens = torch.cat([sample.tokens, added])
-    return replace(
-        sample,
-        tokens=tokens,
-        action=torch.cat([sample.action, torch.zeros(len(words), dtype=torch.bool)]),
-        behavior_logp=torch.cat([sample.behavior_logp, torch.zeros(len(words))]),
-        completion=decode(tokens[_start(sample) :].tolist()),
-        **UNKNOWN,
-    )
-
-
-@dataclass(frozen=True)
-class Fingerprint:
-    """What decides the completions of an evaluation, by name."""
-
-    pieces: Mapping[str, str]
-
-    @property
-    def digest(self) -> str:
-        """One short text for all pieces."""
-        return text_digest(json.dumps([VERSION, dict(sorted(self.pieces.items()))]))
-
-    def changes(self, before: Mapping[str, str]) -> list[str]:
-        """The names of what differs."""
-        return [name for name in {**before, **self.pieces} if before.get(name) != self.pieces.get(name)]
+def _start(sample: Sample) -> int:
+    """Where the completion begins."""
+    return int(sample.action.int().argmax())
 
 
 def text_digest(text: str) -> str:
@@ -275,23 +78,25 @@ def text_digest(text: str) -> str:
 class CompletionFile:
     """The chunks of one model on one task. Opened by one process at a time."""
 
-    def __init__(self, out: Path, fingerprint: Fingerprint) -> None:
-        """Reads what is there; chunks of another fingerprint are left out, and `restarted` says why."""
+    def __init__(self, out: Path, pieces: Mapping[str, str]) -> None:
+        """Reads what is there; chunks that were made of other pieces are left out, and `restarted` says why."""
         self.path = out.with_name(out.name + PARTIAL)
         self.restarted = ""
         self._chunks: list[list[dict[str, Any]]] = []
-        head = {"digest": fingerprint.digest, "pieces": dict(fingerprint.pieces)}
+        head = {"version": VERSION, "pieces": dict(pieces)}
         before, chunks, end = _read(self.path)
-        if before is not None and before.get("digest") == fingerprint.digest:
+        if before == head:
             self._chunks = chunks
         elif chunks:
             assert before is not None
-            changed = [name.partition(" ")[2] or name for name in fingerprint.changes(before.get("pieces", {}))]
+            was = before.get("pieces", {})
+            differing = [name for name in {**was, **pieces} if was.get(name) != pieces.get(name)]
+            changed = [name.partition(" ")[2] or name for name in differing]
             self.restarted = (
                 f"{self.path} holds {sum(map(len, chunks))} prompts of an interrupted evaluation that differs in "
                 f"{', '.join(changed) or 'the version of whet'}: it is started anew"
             )
-        elif before is not None and "digest" not in before:
+        elif before is not None and "pieces" not in before:
             self.restarted = f"{self.path} is no record of an evaluation: it is started anew"
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -356,80 +161,23 @@ def _read(path: Path) -> tuple[dict[str, Any] | None, list[list[dict[str, Any]]]
 
 
 def sample_record(sample: Sample) -> dict[str, Any]:
-    """A sample as JSON; what is left out has its default."""
-    record: dict[str, Any] = {
-        "completion": sample.completion,
-        "stop": str(sample.stop),
+    """A sample as JSON, with the log-probabilities of the tokens that the policy chose."""
+    return {
+        **sample_state(sample),
         "tokens": sample.tokens.tolist(),
-        "action": _runs(sample.action.tolist()),
+        "action": sample.action.int().tolist(),
         "logp": sample.behavior_logp[sample.action].tolist(),
-        "parts": dict(sample.parts),
-        "reward": sample.reward,
     }
-    others = {
-        "turns": [_turn_record(turn) for turn in sample.turns],
-        "returned": sample.returned,
-        "episode": sample.episode,
-        "role": sample.role,
-        "metrics": dict(sample.metrics),
-        "steps": [list(step) for step in sample.steps],
-    }
-    return record | {name: value for name, value in others.items() if value not in (None, "", [], {})}
 
 
 def sample_from(record: Mapping[str, Any]) -> Sample:
     """The inverse of `sample_record`."""
-    action = torch.tensor(list(_flags(record["action"])), dtype=torch.bool)
-    logp = torch.zeros(len(action), dtype=torch.float32)
-    logp[action] = torch.tensor(record["logp"], dtype=torch.float32)
-    return Sample(
-        tokens=torch.tensor(record["tokens"], dtype=torch.long),
-        action=action,
-        behavior_logp=logp,
-        versions=(0, 0),
-        stop=StopReason(record["stop"]),
-        completion=record["completion"],
-        parts=record["parts"],
-        reward=record["reward"],
-        turns=tuple(_turn_from(turn) for turn in record.get("turns", ())),
-        returned=record.get("returned"),
-        episode=record.get("episode", ""),
-        role=record.get("role", ""),
-        metrics=record.get("metrics", {}),
-        steps=tuple((int(position), float(score)) for position, score in record.get("steps", ())),
+    action = torch.tensor(record["action"], dtype=torch.bool)
+    logp = torch.zeros(len(action))
+    logp[action] = torch.tensor(record["logp"])
+    return restored_sample(
+        record, "", {"tokens": torch.tensor(record["tokens"]), "action": action, "behavior_logp": logp}
     )
-
-
-def _runs(flags: Sequence[bool]) -> list[int]:
-    """Lengths of the stretches of equal flags, the first of False."""
-    runs, last = [0], False
-    for flag in flags:
-        if flag != last:
-            runs.append(0)
-            last = flag
-        runs[-1] += 1
-    return runs
-
-
-def _flags(runs: Sequence[int]) -> Iterator[bool]:
-    for number, length in enumerate(runs):
-        yield from [bool(number % 2)] * length
-
-
-def _turn_record(turn: Turn) -> dict[str, Any]:
-    # seconds differ between equal runs
-    return {
-        **{name: getattr(turn, name) for name in ("role", "text", "start", "stop", "reward", "state")},
-        "ended": None if turn.ended is None else str(turn.ended),
-        "counts": dict(turn.counts),
-        "errors": list(turn.errors),
-    }
-
-
-def _turn_from(record: Mapping[str, Any]) -> Turn:
-    ended = record["ended"]
-    fields = {name: record[name] for name in ("role", "text", "start", "stop", "reward", "state", "counts")}
-    return Turn(**fields, ended=None if ended is None else StopReason(ended), errors=tuple(record["errors"]))
 
 
 @dataclass(frozen=True)
@@ -439,7 +187,6 @@ class EvalPlan:
     samples: int = 1
     style: PromptStyle = field(default_factory=PromptStyle)
     budgets: tuple[int, ...] = ()
-    forcing: BudgetForcing | None = None
     confidence: str = ""  # "tokens": they are needed; "": what there is
     refusals: bool = False
     counts: tuple[int, ...] = ()  # k of pass@k and n of votes; empty: 1, 2, 4, ... and all samples
@@ -448,9 +195,7 @@ class EvalPlan:
     @property
     def longest(self) -> int:
         """Tokens of a completion, where the budgets say it; else 0."""
-        if not self.budgets:
-            return 0
-        return max(self.budgets) + (self.forcing.answer_tokens if self.forcing else 0)
+        return max(self.budgets, default=0)
 
     def check(self, config: EvaluationConfig) -> None:
         """Refuse what cannot be measured, before a model is read."""
@@ -462,8 +207,6 @@ class EvalPlan:
             )
         if self.confidence == "votes" and self.samples < 2:
             raise WhetError("--confidence votes is the share of several completions that agree; give --samples 8")
-        if self.forcing is not None and not self.budgets:
-            raise WhetError("budget forcing ends thoughts at a budget; give --budget 64,128,256")
         if any(budget < 1 for budget in self.budgets):
             raise WhetError(f"--budget {min(self.budgets)}: a budget is a number of tokens; give 1 or more")
         if self.budgets and not config.env.is_single:
@@ -560,7 +303,7 @@ def prepared(
 def measured(setup: EvalSetup, out: Path, on_progress: OnProgress, tell: Callable[[str], None]) -> MeasuredModel:
     """Completions to all prompts, from `out` as far as they are there; they stay until the command is over."""
     config, plan, evaluator = setup.config, setup.plan, setup.evaluator
-    file = CompletionFile(out, fingerprint(setup))
+    file = CompletionFile(out, pieces_of(setup))
     if file.restarted:
         tell(file.restarted)
     most = CHUNK if getattr(setup.runtime.engine, "updates", True) else SERVER_CHUNK
@@ -574,7 +317,7 @@ def measured(setup: EvalSetup, out: Path, on_progress: OnProgress, tell: Callabl
         chunk = file.add(_chunk(setup, range(done, min(done + size, total))))
         records += chunk
         done += len(chunk)
-        tokens += sum(sum(sample["action"][1::2]) for record in chunk for sample in record["samples"])
+        tokens += sum(sum(sample["action"]) for record in chunk for sample in record["samples"])
         _require_confidence(setup, chunk)
         if total > size:
             on_progress(EvalProgress(done, total, tokens, time.monotonic() - started, _running(records)))
@@ -600,8 +343,8 @@ def measured(setup: EvalSetup, out: Path, on_progress: OnProgress, tell: Callabl
     )
 
 
-def fingerprint(setup: EvalSetup) -> Fingerprint:
-    """What decides the completions: an interrupted evaluation only goes on where all of it is the same."""
+def pieces_of(setup: EvalSetup) -> dict[str, str]:
+    """What decides the completions, by name: an interrupted evaluation only goes on where all of it is the same."""
     config, plan, evaluator = setup.config, setup.plan, setup.evaluator
     dumped = config.model_dump(mode="json")
     here = getattr(setup.runtime.engine, "updates", True)
@@ -611,7 +354,7 @@ def fingerprint(setup: EvalSetup) -> Fingerprint:
     threads = dumped["model"].pop("threads", None)
     asked = [[prompt.id, prompt.answer, dict(prompt.meta), list(tokens)] for prompt, tokens in zip(
         evaluator.prompts, evaluator.prompt_tokens, strict=True)]  # fmt: skip
-    pieces = {
+    return {
         "model": model,
         "data": config.eval.source or config.data.source,
         "prompts": text_digest(json.dumps(asked, default=str)),
@@ -620,7 +363,6 @@ def fingerprint(setup: EvalSetup) -> Fingerprint:
         **{f"setting {name}": text_digest(json.dumps(value)) for name, value in dumped.items()},
         **{f"option {name}": json.dumps(value) for name, value in asdict(plan).items()},
     }
-    return Fingerprint(pieces)
 
 
 def _curve_ends(summary: EvalSummary) -> dict[str, float]:
@@ -641,7 +383,7 @@ def _chunk(setup: EvalSetup, rows: range) -> list[dict[str, Any]]:
     drawn = play_ahead(runner, prompts, tokens, plan.samples, sampling, (config.seed,), rows, ahead=ahead)
     tell_failures(runner.take_notes())
     groups = score_groups(prompts, drawn, evaluator.score)
-    budgets = _budget_outcomes(setup, groups, rows, sampling) if plan.budgets else None
+    budgets = _budget_outcomes(setup, groups) if plan.budgets else None
     return [
         {
             "prompt_id": group.prompt.id,
@@ -652,53 +394,27 @@ def _chunk(setup: EvalSetup, rows: range) -> list[dict[str, Any]]:
     ]
 
 
-def _budget_outcomes(
-    setup: EvalSetup, groups: Sequence[Group], rows: range, sampling: Any
-) -> list[list[list[tuple[str, int, float, int]]]]:
-    """[prompts][samples] of (way, budget, outcome, tokens)."""
-    plan, runtime = setup.plan, setup.runtime
-    codec = codec_of(runtime)
+def _budget_outcomes(setup: EvalSetup, groups: Sequence[Group]) -> list[list[list[tuple[int, float, int]]]]:
+    """[prompts][samples] of (budget, outcome, tokens)."""
+    tokenizer = setup.runtime.loaded.tokenizer
+
+    def decode(tokens: list[int]) -> str:
+        return str(tokenizer.decode(tokens, skip_special_tokens=True))
+
     flat = [sample for group in groups for sample in group.samples]
     prompts = [group.prompt for group in groups for _ in group.samples]
-    seeds = [(setup.config.seed, row, number) for row in rows for number in range(plan.samples)]
-    outcomes: list[list[tuple[str, int, float, int]]] = [[] for _ in flat]
-
-    def judge(way: str, budget: int, changed: Sequence[Sample]) -> None:
+    outcomes: list[list[tuple[int, float, int]]] = [[] for _ in flat]
+    for budget in setup.plan.budgets:
+        changed = [cut_at(sample, budget, decode) for sample in flat]
         fresh = [index for index, sample in enumerate(changed) if sample.reward is None]
-        scored = dict(
-            zip(
-                fresh,
-                setup.evaluator.score([prompts[at] for at in fresh], [changed[at] for at in fresh]) if fresh else (),
-                strict=True,
-            )
-        )
+        asked = ([prompts[at] for at in fresh], [changed[at] for at in fresh])
+        scored = dict(zip(fresh, setup.evaluator.score(*asked) if fresh else (), strict=True))
         for index, sample in enumerate(changed):
             outcome = scored.get(index, sample).outcome or 0.0
-            start = int(sample.action.int().argmax())
-            outcomes[index].append((way, budget, outcome, len(sample.tokens) - start))
-
-    for budget in plan.budgets:
-        judge(CUT, budget, [cut_at(sample, budget, codec.decode) for sample in flat])
-    if plan.forcing is not None:
-        thoughts = flat
-        if plan.forcing.wait:
-            thoughts = extended_thoughts(runtime.engine, flat, seeds, max(plan.budgets), plan.forcing, sampling, codec)
-        for budget in plan.budgets:
-            forced = forced_answers(runtime.engine, thoughts, seeds, budget, plan.forcing, sampling, codec)
-            judge(FORCED, budget, forced)
+            outcomes[index].append((budget, outcome, len(sample.tokens) - _start(sample)))
     sizes = [len(group.samples) for group in groups]
     rest = iter(outcomes)
     return [[next(rest) for _ in range(size)] for size in sizes]
-
-
-def codec_of(runtime: Runtime) -> Codec:
-    """The model's tokenizer as plain functions."""
-    tokenizer = runtime.loaded.tokenizer
-    return Codec(
-        lambda tokens: str(tokenizer.decode(tokens, skip_special_tokens=True)),
-        lambda text: text_tokens(tokenizer, text),
-        frozenset(runtime.loaded.end_tokens),
-    )
 
 
 def _attempts(group: Group, budgets: Sequence[Sequence[Sequence[Any]]]) -> tuple[Attempt, ...]:
@@ -727,7 +443,7 @@ def _attempt(branches: Sequence[Sample], budgets: Sequence[Sequence[Any]]) -> At
         confidence=token_confidence(logp),
         refused=is_refusal(last.completion),
         in_format=is_visible(final_part(last.completion)) if thinks else None,
-        budgets={(way, budget): (outcome, count) for way, budget, outcome, count in budgets},
+        budgets={budget: (outcome, count) for budget, outcome, count in budgets},
     )
 
 
@@ -739,7 +455,7 @@ def _text_logp(logp: Sequence[float], stop: str) -> Sequence[float]:
 def _running(records: Sequence[Mapping[str, Any]]) -> float | None:
     """The mean outcome of what has been scored."""
     outcomes = [
-        next(iter(sample["parts"].values()), None) if sample["reward"] is not None else None
+        next((score for _, score in sample["parts"]), None) if sample["reward"] is not None else None
         for record in records
         for sample in record["samples"]
     ]

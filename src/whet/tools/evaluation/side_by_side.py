@@ -21,7 +21,7 @@ from whet.tools.evaluation.measure import (
     measured,
     prepared,
 )
-from whet.tools.evaluation.reranking import RerankPlan, rerank_groups, rerank_plan
+from whet.tools.evaluation.reranking import Reranker, rerank_groups, rerank_plan
 from whet.training.assembly.runtime import Runtime
 from whet.training.config import EvaluationConfig
 from whet.types import WhetError
@@ -83,7 +83,7 @@ def evaluate_cells(
 def _measured(
     cell: EvalCell,
     plan: EvalPlan,
-    rerank: RerankPlan | None,
+    rerank: Sequence[Reranker],
     runtime: Runtime | None,
     on_progress: OnCell,
     tell: Callable[[str], None],
@@ -95,13 +95,12 @@ def _measured(
     setup = prepared(cell.config, plan, runtime)
     result = measured(setup, cell.out, lambda now: on_progress(cell, now), tell)
     reranking = None
-    if rerank is not None:
-        parts = (setup.runtime, setup.evaluator)
-        reranking = rerank_groups(setup.config, rerank, parts, result.groups, result.summary.measure)
+    if rerank:
+        reranking = rerank_groups(setup.config, rerank, setup.runtime, result.groups, result.summary.measure)
     return result, reranking, setup.runtime
 
 
-def _check(cells: Sequence[EvalCell], plan: EvalPlan) -> list[RerankPlan | None]:
+def _check(cells: Sequence[EvalCell], plan: EvalPlan) -> list[tuple[Reranker, ...]]:
     """Refuse before the first model is read what would fail at the last; the scorers of each cell."""
     for cell in cells:
         plan.check(cell.config)
@@ -125,7 +124,7 @@ def _check(cells: Sequence[EvalCell], plan: EvalPlan) -> list[RerankPlan | None]
         if places.count(path) > 1:
             raise WhetError(f"two models would write their completions to {path}; give --out FOLDER")
     chosen = cells[0].config.rerank  # the same for all: it is what the command line says
-    scorers = rerank_plan(cells[0].config, plan.samples) if chosen != type(chosen)() else None
+    scorers = rerank_plan(cells[0].config, plan.samples) if chosen != type(chosen)() else ()
     return [scorers if cell.config.rerank == chosen else rerank_plan(cell.config, plan.samples) for cell in cells]
 
 

@@ -11,10 +11,10 @@ from functools import cached_property
 from typing import Any, Literal
 
 from whet.record.metrics.reward_model import ensemble_score
-from whet.types import Group, Prompt, Sample
+from whet.tools.pipelines.library.sampler import MICRO_BATCH_TOKENS, summed_logp
+from whet.types import Prompt, Sample
 
 Combination = Literal["single", "mean", "worst", "mean_minus_variance"]
-MICRO_BATCH_TOKENS = 16_384
 
 
 def combined(opinions: Sequence[float], how: Combination, penalty: float) -> float:
@@ -35,13 +35,13 @@ class FrozenModelReward:
         self.made_of: Mapping[str, Any] = {"model": model, "temperature": temperature, **made_of}
 
     @cached_property
-    def _logp(self) -> Callable[[Sequence[Sample]], Any]:
+    def _logp(self) -> Callable[[Sequence[Sample]], list[float]]:
         return completion_logp(self._model, self._temperature)
 
     def __call__(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[float | None]:
         sums = self._logp(samples)
         return [
-            self._value(sample, float(total)) if sample.num_actions else None
+            self._value(sample, total) if sample.num_actions else None
             for total, sample in zip(sums, samples, strict=True)
         ]
 
@@ -117,21 +117,13 @@ def proxy_score(
     return ProxyReward(list(zip(folders, means, spreads, strict=True)), how, penalty)
 
 
-def completion_logp(model: str, temperature: float) -> Callable[[Sequence[Sample]], Any]:
-    """samples -> summed log-probability of each completion under a frozen model: [N]."""
+def completion_logp(model: str, temperature: float) -> Callable[[Sequence[Sample]], list[float]]:
+    """samples -> summed log-probability of each completion under a frozen model."""
     import torch
 
-    from whet.data.packing import token_batch
     from whet.model.causal_lm import causal_lm
     from whet.model.load import load_model
-    from whet.training.update import token_scores
 
     loaded = load_model(model, torch.float32, "cpu").model
     split = causal_lm(loaded.eval().requires_grad_(False), torch.float32)
-
-    def summed(samples: Sequence[Sample]) -> Any:
-        batch = token_batch([Group(Prompt("", ()), tuple(samples))])
-        logp = token_scores(split, batch, temperature, MICRO_BATCH_TOKENS).logp
-        return (logp.double() * batch.action).sum(-1)
-
-    return summed
+    return lambda samples: summed_logp(split, samples, temperature)

@@ -71,7 +71,7 @@ def plan_lines(stages: Sequence[Stage], unchanged: Collection[str] = ()) -> list
     )
     last = ["in all", "", "", *_amounts(total)]
     rows.append([*last, duration(total.seconds)] if timed else last)
-    lines = _left_aligned(rows)
+    lines = aligned(rows, left=3)
     lines += [f"{stage.name}: {cost.note}" for stage, cost in zip(stages, costs, strict=True) if cost.note]
     if any(cost.sampled_tokens for cost in costs):
         lines.append("tokens sampled are at most: every completion as long as its budget")
@@ -87,13 +87,6 @@ def plan_lines(stages: Sequence[Stage], unchanged: Collection[str] = ()) -> list
 def _amounts(cost: StageCost) -> list[str]:
     numbers = (cost.updates, cost.completions, cost.sampled_tokens)
     return [quantity(number) if number else "" for number in numbers]
-
-
-def _left_aligned(rows: list[list[str]]) -> list[str]:
-    """Three columns of words to the left, then numbers to the right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    words = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)) for row in rows]
-    return aligned([[text, *row[3:]] for text, row in zip(words, rows, strict=True)])
 
 
 @dataclass(frozen=True)

@@ -45,17 +45,14 @@ ASSUMED = (
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens of completions: a lognormal distribution, cut at the budget; or values that were measured."""
+    """Tokens of completions: a lognormal distribution, cut at the budget."""
 
     mean: float
     most: int
     spread: float = 0.7  # of the logarithm; 0: all alike
-    values: tuple[int, ...] = ()
 
     def draw(self, stream: random.Random) -> int:
         """The length of one completion, in tokens."""
-        if self.values:
-            return stream.choice(self.values)
         if self.spread == 0:
             return max(1, min(self.most, round(self.mean)))
         middle = math.log(self.mean) - self.spread**2 / 2
@@ -79,7 +76,6 @@ class ClusterModel:
     reread_seconds: float = 0.0  # and per token that a row holds, where rows go on under newer weights
     reward_seconds: float = 0.0  # of a completion
     reward_workers: int = 0  # 0: no queue for rewards, all are scored at once
-    slow_engines: float = 0.0  # share of the engines that take twice the time
     both_busy: float = 1.0  # speed of writing and of training while both go on
     seed: int = 0
 
@@ -111,7 +107,6 @@ class Simulated:
 
 @dataclass
 class _Machine:
-    speed: float  # times the seconds of a token
     clock: float = 0.0  # tokens that a row present since the beginning would have written
     at: float = 0.0  # time of the clock
     resumes: float = 0.0  # no progress before this time
@@ -128,8 +123,7 @@ class _Simulation:
     def __init__(self, model: ClusterModel, steps: int) -> None:
         self._model, self._steps = model, steps
         self._stream = random.Random(model.seed)
-        slow = round(model.slow_engines * model.engines)
-        self._engines = [_Machine(2.0 if number < slow else 1.0) for number in range(model.engines)]
+        self._engines = [_Machine() for _ in range(model.engines)]
         self._window = GroupWindow(model.prompts_per_step, model.max_staleness, model.window)
         self._events: list[tuple[float, int, str, int, int]] = []
         self._order = 0
@@ -199,7 +193,7 @@ class _Simulation:
 
     def _token_seconds(self, engine: _Machine) -> float:
         share = self._model.both_busy if self._training else 1.0
-        return engine.speed * self._model.token_seconds(len(engine.rows)) / share
+        return self._model.token_seconds(len(engine.rows)) / share
 
     def _push(self, time: float, kind: str, who: int, epoch: int = 0) -> None:
         self._order += 1

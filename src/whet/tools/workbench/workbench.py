@@ -18,7 +18,7 @@ from whet.pages.reward_dry_run import DryRun, PartFacts, RepeatDifference, Score
 from whet.record.log import read_summary
 from whet.reward.call import PerSample
 from whet.reward.code_tests import CodeTests, PromptTests, code_of, tests_of
-from whet.reward.combine import NOT_APPLICABLE, RewardPart, Schedule, check_parts, combined, in_shares
+from whet.reward.combine import NOT_APPLICABLE, RewardPart, Schedule, check_parts, combined, in_shares, named_weight
 from whet.reward.failure import RewardFailure, collected_reasons
 from whet.reward.find import find_reward
 from whet.reward.run_record import reward_table, title_of, weight_text
@@ -150,7 +150,8 @@ def reward_parts(
         return build_reward_parts(resolved_evaluation(chosen), True)
     if not names:
         raise WhetError("no reward is given; name one, such as math_answer, or a file: rewards.py:my_reward")
-    by_short_name = {_short_name(_name_and_weight(name)[0]): name for name in names}
+    weights = {path: weight for weight, path in map(named_weight, names)}
+    by_short_name = {path.rpartition(":")[2]: path for path in weights}
     by_part = dict(settings or {})
     if len(names) == 1 and not (
         set(by_part) <= set(by_short_name) and all(isinstance(options, dict) for options in by_part.values())
@@ -163,9 +164,9 @@ def reward_parts(
                 f"{', '.join(by_short_name)}"
             )
     parts = []
-    for short, name in by_short_name.items():
-        path, weight = _name_and_weight(name)
-        parts.append(RewardPart(find_reward(path, by_part[short]) if short in by_part else find_reward(path), weight))
+    for short, path in by_short_name.items():
+        found = find_reward(path, by_part[short]) if short in by_part else find_reward(path)
+        parts.append(RewardPart(found, weights[path]))
     check_parts(parts)
     return parts
 
@@ -308,20 +309,6 @@ def settled(parts: Sequence[RewardPart]) -> list[RewardPart]:
     """Schedules that run over steps, as shares of the steps they name: a dry run has no steps of its own."""
     lasts = [int(part.weight.points[-1][0]) for part in parts if isinstance(part.weight, Schedule)]
     return in_shares(parts, max([1, *lasts]))
-
-
-def _name_and_weight(name: str) -> tuple[str, float]:
-    path, equals, text = name.rpartition("=")
-    if not equals:
-        return name, 1.0
-    try:
-        return path, float(text)
-    except ValueError:
-        raise WhetError(f"reward {name!r}: {text!r} is no weight; write NAME=WEIGHT, as in think_format=0.2") from None
-
-
-def _short_name(path: str) -> str:
-    return path.rpartition(":")[2]
 
 
 def _call_notes(parts: Sequence[RewardPart]) -> list[str]:

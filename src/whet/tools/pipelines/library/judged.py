@@ -29,18 +29,24 @@ from whet.reward.sections import RewardSection
 from whet.settings.bounds import MOST_SAMPLES, MOST_SEED
 from whet.tools.pipelines.library.entry import Composition, Inputs, StageEntry, StageInput, StageWork
 from whet.tools.pipelines.library.pairs import SplitPairsEntry, row_prompt
-from whet.tools.pipelines.library.sampler import ModelSampler, Row, chunk_size, completion_row, sampled_rows
+from whet.tools.pipelines.library.sampler import (
+    ModelSampler,
+    Row,
+    chunk_size,
+    completion_row,
+    sampled_rows,
+    summed_logp,
+)
 from whet.tools.pipelines.library.trainings import SELECTION, choices_within
 from whet.tools.pipelines.settings import PipelineSettings, answer_reward, can_evaluate, sampling_config
 from whet.tools.pipelines.stages import StageCost, read_json_lines, stage_result
 from whet.training.config import EvaluationConfig
-from whet.types import Group, Prompt, Sample
+from whet.types import Prompt, Sample
 
 REWARD_MODEL, JUDGE, TRUTH = "reward_model", "judge", "truth"
 FAR = 10.0  # nats: the start would write such a completion once in e^10 = 22,000 times
 JudgedRow = Mapping[str, Any]
 JUDGED = "judged.jsonl"
-MICRO_BATCH_TOKENS = 16_384
 SAMPLES = 4  # completions of each policy that the page shows
 COLUMNS = {
     "win_rate": "win rate by the judge",
@@ -441,18 +447,10 @@ class _Judges:
         if self._run.model("policy") == self._run.model("start"):
             return [[0.0] * len(samples) for samples in written]
         samples = [sample for group in written for sample in group]
-        own, start = (self._logp(model, samples) for model in (sampler, self._start))
+        temperature = self._config.sampling.temperature
+        own, start = (summed_logp(model.runtime.policy, samples, temperature) for model in (sampler, self._start))
         gaps = iter([one - other for one, other in zip(own, start, strict=True)])
         return [[next(gaps) for _ in group] for group in written]
-
-    def _logp(self, sampler: ModelSampler, samples: Sequence[Sample]) -> list[float]:
-        from whet.data.packing import token_batch
-        from whet.training.update import token_scores
-
-        batch = token_batch([Group(Prompt("", ()), tuple(samples))])
-        temperature = self._config.sampling.temperature
-        logp = token_scores(sampler.runtime.policy, batch, temperature, MICRO_BATCH_TOKENS).logp
-        return [float(value) for value in (logp.double() * batch.action).sum(-1)]
 
 
 class BestOfEntry(JudgedEntry, kind="best_of_n"):

@@ -17,7 +17,7 @@ from whet.record.text import count_of, percent
 from whet.settings.sections import Section, Table
 from whet.tools.pipelines.library.entry import Composition, Inputs, StageEntry, StageInput, StageWork
 from whet.tools.pipelines.library.pairs import pair_row, row_prompt
-from whet.tools.pipelines.library.sampler import ModelSampler, chunk_size
+from whet.tools.pipelines.library.sampler import MICRO_BATCH_TOKENS, ModelSampler, chunk_size
 from whet.tools.pipelines.settings import PipelineSettings, sampling_config
 from whet.tools.pipelines.stages import read_json_lines, stage_result, write_in_chunks
 from whet.types import Message, Prompt, WhetError
@@ -25,7 +25,6 @@ from whet.types import Message, Prompt, WhetError
 FIRST, SECOND = "A", "B"
 Preference = float | None  # of the completion shown first; None: unreadable
 LABELS, EVAL_PAIRS = "labels.jsonl", "eval_pairs.jsonl"
-MICRO_BATCH_TOKENS = 16_384  # of the letters' log-probabilities: memory only
 MOST_HELD_OUT = 128  # pairs that a trained judge is evaluated on; a quarter where there are few
 WORDS = {"first": 1.0, "second": 0.0, "tie": 0.5}
 # settings of the reward `judge` that do not apply to two whole completions

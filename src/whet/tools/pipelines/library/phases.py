@@ -17,7 +17,6 @@ from whet.tools.pipelines.library.evaluation import eval_config, measured
 from whet.tools.pipelines.library.judged import (
     JUDGE,
     JUDGED,
-    MICRO_BATCH_TOKENS,
     JudgedEntry,
     length_slope,
     measures,
@@ -27,7 +26,7 @@ from whet.tools.pipelines.library.judged import (
     with_known_scores,
 )
 from whet.tools.pipelines.library.pairs import row_prompt
-from whet.tools.pipelines.library.sampler import ModelSampler, Row
+from whet.tools.pipelines.library.sampler import MICRO_BATCH_TOKENS, ModelSampler, Row
 from whet.tools.pipelines.settings import PipelineSettings, can_evaluate, sampling_config
 from whet.tools.pipelines.stages import read_json_lines, stage_result
 from whet.types import WhetError

@@ -12,9 +12,10 @@ from whet.tools.pipelines.library.pairs import prompt_row
 from whet.tools.pipelines.settings import PipelineSettings
 from whet.tools.pipelines.stages import read_json_lines, write_in_chunks
 from whet.training.config import EvaluationConfig
-from whet.types import Message, Prompt, Sample, Sampling, WhetError
+from whet.types import Group, Message, Prompt, Sample, Sampling, WhetError
 
 COMPLETIONS_AT_ONCE = 2048  # completions that are drawn together, and lost together by a kill
+MICRO_BATCH_TOKENS = 16_384  # of passes that read completions: memory only
 EXAMPLE_SEED = 7919  # added to the seed: examples have other prompts than the rounds
 Scores = list[list[float | None]]
 Row = dict[str, Any]
@@ -70,6 +71,16 @@ class ModelSampler:
         parts = build_reward_parts(config, wanted=True)
         scorer = build_scorer(config, bind_judges(parts, self.runtime.engine, self.runtime.loaded.tokenizer))
         return [group.samples for group in score_groups(prompts, written, scorer)]
+
+
+def summed_logp(policy: Any, samples: Sequence[Sample], temperature: float) -> list[float]:
+    """The log-probability of each completion under a model."""
+    from whet.data.packing import token_batch
+    from whet.training.update import token_scores
+
+    batch = token_batch([Group(Prompt("", ()), tuple(samples))])
+    logp = token_scores(policy, batch, temperature, MICRO_BATCH_TOKENS).logp
+    return [float(value) for value in (logp.double() * batch.action).sum(-1)]
 
 
 def sampled_rows(
