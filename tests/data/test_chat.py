@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,14 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 
 from tests.support.commands import finished
 from tests.support.for_every import for_every
-from whet.data.chat import check_context, demonstration_tokens, prompt_tokens, tokens_of_prompts
+from whet.data.chat import (
+    ROWS_TOGETHER,
+    check_context,
+    demonstration_tokens,
+    prompt_tokens,
+    tokens_of_demonstrations,
+    tokens_of_prompts,
+)
 from whet.types import Demonstration, Encoded, Prompt, WhetError
 
 CHATML = (
@@ -210,6 +219,61 @@ def test_a_template_that_refuses_a_role_is_an_error() -> None:
 def test_a_completion_needs_an_end_token() -> None:
     with pytest.raises(WhetError, match=r"'p': the tokenizer has no eos_token .*set tokenizer\.eos_token"):
         demonstration_tokens(built(None, eos=None), Demonstration(Prompt("p", (), "it is"), "five"))
+
+
+def test_many_demonstrations_have_the_tokens_of_each() -> None:
+    shared = Prompt("q", (USER, FIVE, AGAIN))
+    few = [
+        Demonstration(shared, "it is"),
+        Demonstration(Prompt("r", (), "it is"), "five"),
+        shown("\n\nfive", USER),  # a merge may run across the boundary
+        Demonstration(shared, "five</s>"),
+        shown("", AGAIN),
+    ]
+    rows = [*few, *(shown(f"it is {number}", USER) for number in range(ROWS_TOGETHER)), *few[:1]]
+    endless = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    glued = CHATML.replace("assistant\n{% endif %}", "assistant{% endif %}").replace("}}\n{{", "}}{{")
+    for template, every in ((CHATML, False), (CHATML, True), (endless, False), (glued, True)):
+        tokenizer = built(template, bos=True)
+        expected = [demonstration_tokens(tokenizer, row, every_completion=every) for row in rows]
+        assert tokens_of_demonstrations(tokenizer, iter(rows), every_completion=every) == expected
+    assert tokens_of_demonstrations(built(), []) == []
+
+
+def test_many_demonstrations_are_tokenized_together_and_a_shared_prompt_is_written_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    prompts = [Prompt(str(number), ({**USER, "content": f"two plus {number}"},)) for number in range(ROWS_TOGETHER)]
+    asked = {"written": 0, "tokenized": 0}
+
+    def counted(name: str, method: Any) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
+            asked[name] += 1
+            return method(*arguments, **options)
+
+        return call
+
+    base = transformers.PreTrainedTokenizerBase
+    monkeypatch.setattr(base, "apply_chat_template", counted("written", base.apply_chat_template))
+    monkeypatch.setattr(base, "__call__", counted("tokenized", base.__call__))
+    pairs = [Demonstration(prompt, completion) for prompt in prompts for completion in ("five", "six")]
+    assert len(tokens_of_demonstrations(built(), pairs)) == 2 * ROWS_TOGETHER
+    assert asked == {"written": 4 * ROWS_TOGETHER, "tokenized": 2}
+
+
+def test_of_many_demonstrations_the_first_that_cannot_be_used_is_named() -> None:
+    tokenizer = built(CHATML.replace("{% for", "{% if messages[0].content == 'no' %}{{ 1 / 0 }}{% endif %}{% for", 1))
+    usable, refused = shown("no", USER), shown("no", {**USER, "content": "no"})
+    unknown = shown("it is\n\nfive\n\nfive", USER)
+    tokenizer.embedding_rows = max(demonstration_tokens(tokenizer, usable).tokens) + 1
+    unknown, refused = (
+        replace(row, prompt=replace(row.prompt, id=name)) for row, name in ((unknown, "u"), (refused, "r"))
+    )
+    with pytest.raises(WhetError) as first:
+        demonstration_tokens(tokenizer, unknown)
+    for rows, said in (([usable, unknown, refused], str(first.value)), ([usable, refused, unknown], "'r'")):
+        with pytest.raises(WhetError, match=re.escape(said)):
+            tokens_of_demonstrations(tokenizer, rows)
 
 
 def test_context() -> None:

@@ -6,8 +6,9 @@ sampler would have produced. The tokens of a prompt are always the ones `prompt_
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache, partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from whet.data.rows import BadRow, first_line, value_text
@@ -17,9 +18,17 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MOST_TURNS = 8  # named in an error line
+ROWS_TOGETHER = 256  # tokenized in one call: more are hardly faster, and their texts are held until it ends
 # a placeholder for any completion, to see what a template writes after one
 PROBE = "probe0completion"
 THOUGHT_ENDS = ("</think>", "[/THINK]")  # what models write behind their thoughts
+
+
+class _Frame(NamedTuple):
+    """What the template writes around any completion of a conversation."""
+
+    opening: str  # everything before it, generation prompt included
+    closing: str | None  # everything behind it; None where the template did not write the completion
 
 
 class _WrittenTurn(NamedTuple):
@@ -44,9 +53,7 @@ def prompt_tokens(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> tuple[i
 def tokens_of_prompts(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:
     """`prompt_tokens` of each. Conversations are written one by one and tokenized together, on all cores."""
     conversations = [prompt for prompt in prompts if prompt.text is None]
-    # a tokenizer with a way of its own to write conversations may have no text for them
-    writer = next((kind for kind in type(tokenizer).__mro__ if "apply_chat_template" in vars(kind)), object)
-    if writer.__name__ != "PreTrainedTokenizerBase" or len(conversations) < 2:
+    if len(conversations) < 2 or not _writes_text(tokenizer):
         return [prompt_tokens(tokenizer, prompt) for prompt in prompts]
     texts = [_opened(tokenizer, prompt, tokenize=False) for prompt in conversations]
     rows = iter(tokenizer(texts, add_special_tokens=False)["input_ids"])
@@ -56,10 +63,15 @@ def tokens_of_prompts(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prom
     ]
 
 
+def _writes_text(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """A tokenizer with a way of its own to write conversations may have no text for them."""
+    writer = next((kind for kind in type(tokenizer).__mro__ if "apply_chat_template" in vars(kind)), object)
+    return writer.__name__ == "PreTrainedTokenizerBase"
+
+
 def _opened(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, *, tokenize: bool) -> Any:
     """A conversation up to where the completion begins, as text or tokens."""
-    if prompt.tools or any(message["role"] == "tool" or message.get("tool_calls") for message in prompt.messages):
-        _require_tool_support(tokenizer, prompt.messages, prompt)
+    _require_own_tools(tokenizer, prompt)
     return templated(tokenizer, prompt.messages, prompt.id, open_completion=True, tokenize=tokenize, tools=prompt.tools)
 
 
@@ -79,12 +91,72 @@ def demonstration_tokens(
         unlearnt = len(before) or 1
         whole = before + completion
         return Encoded(whole, (False,) * unlearnt + (True,) * (len(whole) - unlearnt))
+    frame = _frame(tokenizer, prompt.messages, prompt.id, prompt.tools)
+    last = _last_turn(tokenizer, demonstration, frame)
+    whole = text_tokens(tokenizer, last.opening + last.completion)
+    return _demonstrated(tokenizer, prompt, before, last, whole, every_completion)
+
+
+def tokens_of_demonstrations(
+    tokenizer: PreTrainedTokenizerBase, demonstrations: Iterable[Demonstration], *, every_completion: bool = False
+) -> list[Encoded]:
+    """`demonstration_tokens` of each. A few hundred conversations at a time are tokenized together, on all cores, and
+    those that share a prompt have it written once."""
+    left, rows = iter(demonstrations), list[Encoded]()
+    while some := list(islice(left, ROWS_TOGETHER)):
+        try:
+            rows += _demonstrated_together(tokenizer, some, every_completion)
+        except WhetError:  # one by one, it is said of the first row that cannot be used
+            rows += [demonstration_tokens(tokenizer, row, every_completion=every_completion) for row in some]
+    return rows
+
+
+def _demonstrated_together(
+    tokenizer: PreTrainedTokenizerBase, demonstrations: Sequence[Demonstration], every_completion: bool
+) -> list[Encoded]:
+    conversations = [row for row in demonstrations if row.prompt.text is None]
+    if len(conversations) < 2 or not _writes_text(tokenizer):
+        return [demonstration_tokens(tokenizer, row, every_completion=every_completion) for row in demonstrations]
+    prompts = {id(row.prompt): row.prompt for row in conversations}
+    for prompt in prompts.values():
+        _require_own_tools(tokenizer, prompt)
+    frames = {key: _frame(tokenizer, each.messages, each.id, each.tools) for key, each in prompts.items()}
+    turns = [_last_turn(tokenizer, row, frames[id(row.prompt)]) for row in conversations]
+    texts = [frame.opening for frame in frames.values()] + [turn.opening + turn.completion for turn in turns]
+    tokens = map(tuple, tokenizer(texts, add_special_tokens=False)["input_ids"])
+    befores = {key: _known(tokenizer, next(tokens), prompt) for key, prompt in prompts.items()}
+    written = iter(zip(turns, tokens, strict=True))
+    rows = []
+    for row in demonstrations:
+        if row.prompt.text is not None:
+            rows.append(demonstration_tokens(tokenizer, row))
+            continue
+        turn, whole = next(written)
+        whole = _embedded(tokenizer, whole, f"prompt {row.prompt.id!r}")
+        rows.append(_demonstrated(tokenizer, row.prompt, befores[id(row.prompt)], turn, whole, every_completion))
+    return rows
+
+
+def _last_turn(tokenizer: PreTrainedTokenizerBase, demonstration: Demonstration, frame: _Frame) -> _WrittenTurn:
+    """The turn that a demonstration shows."""
+    prompt = demonstration.prompt
     answer: Message = {"role": "assistant", "content": demonstration.completion}
     if demonstration.tool_calls:
         answer = {**answer, "tool_calls": list(demonstration.tool_calls)}
-    _require_tool_support(tokenizer, (*prompt.messages, answer), prompt)
-    last = _turn(tokenizer, (*prompt.messages, answer), prompt.id, prompt.tools)
-    whole = text_tokens(tokenizer, last.opening + last.completion)
+    messages = (*prompt.messages, answer)
+    _require_tool_support(tokenizer, messages, prompt)
+    return _turn(tokenizer, messages, frame, prompt.id, prompt.tools)
+
+
+def _demonstrated(
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: Prompt,
+    before: tuple[int, ...],
+    last: _WrittenTurn,
+    whole: tuple[int, ...],
+    every_completion: bool,
+) -> Encoded:
+    """A conversation of which `before` are the prompt's tokens and `whole` those of the text with its last turn."""
     if whole[: len(before)] != before:
         # a merge runs across the boundary; a sampler starts from the prompt's own tokens, so training does too
         whole = before + text_tokens(tokenizer, last.completion)
@@ -134,7 +206,8 @@ def _earlier_completions(
     for index, message in enumerate(prompt.messages):
         if message["role"] != "assistant" or index == 0:
             continue
-        turn = _turn(tokenizer, prompt.messages[: index + 1], prompt.id, prompt.tools)
+        frame = _frame(tokenizer, prompt.messages[:index], prompt.id, prompt.tools)
+        turn = _turn(tokenizer, prompt.messages[: index + 1], frame, prompt.id, prompt.tools)
         through = turn.opening + turn.completion
         if not written.startswith(through):
             raise WhetError(
@@ -144,6 +217,12 @@ def _earlier_completions(
         start = shared_length(text_tokens(tokenizer, turn.opening), tokens)
         spans.append((start, shared_length(text_tokens(tokenizer, through), tokens)))
     return spans
+
+
+def _require_own_tools(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> None:
+    """`_require_tool_support` of what stands before a completion."""
+    if prompt.tools or any(message["role"] == "tool" or message.get("tool_calls") for message in prompt.messages):
+        _require_tool_support(tokenizer, prompt.messages, prompt)
 
 
 def _require_tool_support(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], prompt: Prompt) -> None:
@@ -165,19 +244,30 @@ def _require_tool_support(tokenizer: PreTrainedTokenizerBase, messages: Sequence
             )
 
 
+def _frame(
+    tokenizer: PreTrainedTokenizerBase,
+    before: Sequence[Message],
+    prompt_id: str,
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> _Frame:
+    """What the template writes around an assistant turn behind these messages."""
+    opening: str = templated(tokenizer, before, prompt_id, open_completion=True, tools=tools)
+    probe: str = templated(tokenizer, (*before, {"role": "assistant", "content": PROBE}), prompt_id, tools=tools)
+    _, turn, closing = probe.rpartition(PROBE)
+    return _Frame(opening, closing if turn else None)
+
+
 def _turn(
     tokenizer: PreTrainedTokenizerBase,
     messages: Sequence[Message],
+    frame: _Frame,
     prompt_id: str,
     tools: Sequence[Mapping[str, Any]] = (),
 ) -> _WrittenTurn:
-    """The last of `messages`, an assistant turn, as the template writes it."""
-    before = messages[:-1]
-    opening: str = templated(tokenizer, before, prompt_id, open_completion=True, tools=tools)
+    """The last of `messages`, an assistant turn, as the template writes it inside its frame."""
+    opening, closing = frame
     whole: str = templated(tokenizer, messages, prompt_id, tools=tools)
-    probe: str = templated(tokenizer, (*before, {"role": "assistant", "content": PROBE}), prompt_id, tools=tools)
-    _, turn, closing = probe.rpartition(PROBE)
-    if not (turn and whole.startswith(opening) and whole.endswith(closing)):
+    if closing is None or not (whole.startswith(opening) and whole.endswith(closing)):
         raise WhetError(
             f"prompt {prompt_id!r}: the chat template rewrites the prompt once the completion is there, so the "
             "prompt's tokens do not begin the demonstration; expected a template that only appends; "

@@ -6,15 +6,16 @@ For a classifier a row is what `whet.reward.learned` will read later, and all th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from whet.data.chat import demonstration_tokens, prompt_tokens, templated, text_tokens
+from whet.data.chat import ROWS_TOGETHER, prompt_tokens, templated, text_tokens, tokens_of_demonstrations
 from whet.data.packing import BlockSize, PaddedRows, micro_batches, padded_rows
 from whet.types import Demonstration, Encoded, Prompt, WhetError
 
@@ -45,7 +46,20 @@ class ClassifierBatch:
 
 def completion_family(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, completions: Sequence[str]) -> Family:
     """Each completion after the prompt's own tokens."""
-    return tuple(demonstration_tokens(tokenizer, Demonstration(prompt, completion)) for completion in completions)
+    (family,) = completion_families(tokenizer, [(prompt, completions)])
+    return family
+
+
+def completion_families(
+    tokenizer: PreTrainedTokenizerBase, questions: Iterable[tuple[Prompt, Sequence[str]]]
+) -> Iterator[Family]:
+    """`completion_family` of each; the completions to a few hundred prompts at a time are tokenized together."""
+    left = iter(questions)
+    while some := list(islice(left, ROWS_TOGETHER)):
+        shown = (Demonstration(prompt, completion) for prompt, completions in some for completion in completions)
+        rows = iter(tokens_of_demonstrations(tokenizer, shown))
+        for _, completions in some:
+            yield tuple(islice(rows, len(completions)))
 
 
 def mismatched_family(family: Family, other: Family) -> Family:

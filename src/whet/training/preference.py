@@ -18,7 +18,7 @@ from torch import Tensor
 from whet.data.families import (
     IDLE,
     Family,
-    completion_family,
+    completion_families,
     family_cost,
     family_micro_batches,
     fitting,
@@ -77,13 +77,15 @@ def preference_rows(
     tokenizer: Any, rows: Sequence[PreferencePair | LabelledCompletion], context: int
 ) -> tuple[list[PreferenceRow], int]:
     """The rows as tokens, and how many were left out since a completion outgrows the context."""
-    encoded = [
-        PreferenceRow(
-            completion_family(tokenizer, row.prompt, (row.chosen, row.rejected)), 0, row.margin, row.preference
-        )
-        if isinstance(row, PreferencePair)
-        else PreferenceRow(completion_family(tokenizer, row.prompt, (row.completion,)), label=1 if row.label else -1)
+    questions = (
+        (row.prompt, (row.chosen, row.rejected) if isinstance(row, PreferencePair) else (row.completion,))
         for row in rows
+    )
+    encoded = [
+        PreferenceRow(family, 0, row.margin, row.preference)
+        if isinstance(row, PreferencePair)
+        else PreferenceRow(family, label=1 if row.label else -1)
+        for row, family in zip(rows, completion_families(tokenizer, questions), strict=True)
     ]
     fitting_numbers, dropped = fitting([row.family for row in encoded], context)
     return [encoded[number] for number in fitting_numbers], dropped

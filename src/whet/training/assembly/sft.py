@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from whet.data.chat import check_context, demonstration_tokens
+from whet.data.chat import check_context, tokens_of_demonstrations
 from whet.data.prompts import demonstrations_from
 from whet.data.tasks import Task, demonstrations
 from whet.model.load import LoadedModel
@@ -61,14 +61,10 @@ def build_sft(
     rows: Sequence[Demonstration]
     eval_rows: Sequence[Demonstration]
     rows, eval_rows = load_demonstrations(config)
-    encode = partial(demonstration_tokens, loaded.tokenizer, every_completion=config.data.every_completion)
-
-    def encode_all(some: Sequence[Demonstration]) -> list[Encoded]:
-        return [encode(row) for row in some]
-
-    rows, written = encodable(rows, encode_all, config.data)
+    encode = partial(tokens_of_demonstrations, loaded.tokenizer, every_completion=config.data.every_completion)
+    rows, written = encodable(rows, encode, config.data)
     encoded, too_long = _fitting(config, rows, written, loaded)
-    eval_rows, written = encodable(eval_rows, encode_all, config.data)
+    eval_rows, written = encodable(eval_rows, encode, config.data)
     eval_encoded, eval_too_long = _fitting(config, eval_rows, written, loaded)
     dropped = too_long + eval_too_long
     trainer = SFTTrainer(

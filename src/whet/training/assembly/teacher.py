@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from whet.data.chat import demonstration_tokens, prompt_tokens
+from whet.data.chat import prompt_tokens, tokens_of_demonstrations
 from whet.data.distillation_target import COLUMNS, TEMPLATES, column_text, with_text
 from whet.data.source import TRAIN
 from whet.data.tasks import solutions
@@ -163,7 +163,7 @@ def with_reading(
     texts = [target.known.get(prompt.id) or column_text(prompt, "demonstration") or "" for prompt in prompts]
     shown = [with_text(prompt, text, target.template) for prompt, text in zip(prompts, texts, strict=True)]
     asked, read = (
-        [demonstration_tokens(tokenizer, Demonstration(*row)) for row in zip(questions, texts, strict=True)]
+        tokens_of_demonstrations(tokenizer, (Demonstration(*row) for row in zip(questions, texts, strict=True)))
         for questions in (prompts, shown)
     )
     fitting = [index for index, row in enumerate(read) if len(row.tokens) <= target.longest]

@@ -400,12 +400,11 @@ def judged_result(found: PolicyMeasures, rows: Sequence[Row]) -> dict[str, Any]:
 
 def pair_tokens(run: StageWork) -> float:
     """Tokens of a pair, its prompt counted with each completion."""
-    from whet.data.families import completion_family
+    from whet.data.families import completion_families
 
     tokenizer = ModelSampler(sampling_config(run.settings, run.model("start"))).runtime.loaded.tokenizer
-    families = [
-        completion_family(tokenizer, row_prompt(row), (row["chosen"], row["rejected"])) for row in run.rows("pairs")
-    ]
+    pairs = ((row_prompt(row), (row["chosen"], row["rejected"])) for row in run.rows("pairs"))
+    families = completion_families(tokenizer, pairs)
     return fmean(sum(len(completion.tokens) for completion in family) for family in families)
 
 

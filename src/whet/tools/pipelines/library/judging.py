@@ -291,13 +291,11 @@ class ComparingEntry(StageEntry, JudgeForm, uses=("seed", "model", "sampling")):
 
 def letter_preferences(runtime: Any, conversations: Sequence[Sequence[Message]]) -> list[float]:
     """The probability that a model names the first completion, normalised over naming either."""
-    from whet.data.families import completion_family
+    from whet.data.families import completion_families
     from whet.training.completion_logp import families_logp
 
-    families = [
-        completion_family(runtime.loaded.tokenizer, Prompt("judge", tuple(messages)), (FIRST, SECOND))
-        for messages in conversations
-    ]
+    questions = ((Prompt("judge", tuple(messages)), (FIRST, SECOND)) for messages in conversations)
+    families = [*completion_families(runtime.loaded.tokenizer, questions)]
     logp = families_logp(runtime.policy, families, MICRO_BATCH_TOKENS, packed=True)
     return [normalised(float(first.sum()), float(second.sum())) for first, second in logp]
 

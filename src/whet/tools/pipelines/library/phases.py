@@ -89,12 +89,12 @@ def pair_wins(run: StageWork) -> list[float]:
 
 
 def _margins(settings: PipelineSettings, model: str, rows: Sequence[Row]) -> list[float]:
-    from whet.data.families import completion_family
+    from whet.data.families import completion_families
     from whet.training.completion_logp import families_logp
 
     runtime = ModelSampler(sampling_config(settings, model)).runtime
     tokenizer = runtime.loaded.tokenizer
-    families = [completion_family(tokenizer, row_prompt(row), (row["chosen"], row["rejected"])) for row in rows]
+    families = [*completion_families(tokenizer, ((row_prompt(row), (row["chosen"], row["rejected"])) for row in rows))]
     logp = families_logp(runtime.policy, families, MICRO_BATCH_TOKENS, packed=True)
     return [float(chosen.double().sum() - rejected.double().sum()) for chosen, rejected in logp]
 
