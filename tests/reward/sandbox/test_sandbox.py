@@ -317,6 +317,10 @@ def test_limits_are_checked():
     for kind, value in (("memory_mb", 1 << 40), ("wall_seconds", float("inf")), ("processes", float("nan"))):
         with pytest.raises(WhetError, match=f"{kind} is .*; give a number above 0, at most"):
             Limits(**{kind: value})
+    for kind, least in (("open_files", 8), ("memory_mb", 16)):
+        Limits(**{kind: least})
+        with pytest.raises(WhetError, match=f"{kind} is {least - 1}; the interpreter needs at least {least}"):
+            Limits(**{kind: least - 1})
     with pytest.raises(WhetError, match="workers is -1"):
         Sandbox(-1)
 
