@@ -80,7 +80,12 @@ def test_conversations_of_every_shape_are_one_pair(row):
             "annotator2": 2,
             "annotator3": 1,
         },
-        {"input": "Add.\n\n2 + 3", "response1": "5", "response2": "6", **dict.fromkeys(["annotator1", "annotator2"], 1)},
+        {
+            "input": "Add.\n\n2 + 3",
+            "response1": "5",
+            "response2": "6",
+            **dict.fromkeys(["annotator1", "annotator2"], 1),
+        },
         {"input": "Add.\n\n2 + 3", "output_1": "5", "output_2": "6", "label": 1},
         {"question": "Add.\n\n2 + 3", "response_a": "6", "response_b": "5", "winner": "model_b"},
     ]
