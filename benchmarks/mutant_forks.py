@@ -1,19 +1,16 @@
 """pytest plugin of mutants.py: collects the tests once, then forks for each mutant and runs tests until one fails.
 
 In the fork the changed functions get the code of the mutant: no interpreter has to start and import everything; its
-file is changed too, for processes that start from it. The tests that name a mutated function, or one of its module
-that calls it, come first.
+file is changed too, for processes that start from it. mutant_tests.py says which tests come first.
 """
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import gc
 import inspect
 import json
 import os
-import re
 import select
 import signal
 import sys
@@ -24,14 +21,13 @@ from types import CodeType, FunctionType
 from typing import Any
 
 import pytest
+from mutant_tests import NearTests, calls_from
 
 ROOT = Path(os.environ["MUTANTS_TREE"])  # the tree whose tests run here, and whose texts the mutants are of
 ASKED = Path(os.environ["MUTANTS_ASKED"])  # {"mutants": [...], "seconds": of processor time, "files": how many}
 LINES = Path(os.environ["MUTANTS_LINES"])  # one line of JSON for each that is done
 WAITS = 20  # times its processor time after which a mutant that computes nothing hangs
-FOUND_BY_NAME = 4  # calls from a mutated function to one that tests name
-ALIKE = 5  # letters of a module's or a room's name in that of a file
-OTHER_TESTS = ("architecture", "gpu", "peers")  # of the text of the tree, of a GPU, of other packages
+NEAR = NearTests(ROOT)
 
 
 # the tests of a mutant
@@ -42,88 +38,22 @@ def text_of(file: str) -> str:
     return (ROOT / file).read_text("utf-8")
 
 
-@cache
-def functions_of(file: str) -> list[tuple[str, tuple[str, ...], str]]:
-    """(name, the names around it, text) of every function."""
-    found: list[tuple[str, tuple[str, ...], str]] = []
-
-    def visit(node: ast.AST, around: tuple[str, ...]) -> None:
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                if not isinstance(child, ast.ClassDef):
-                    found.append((child.name, around, ast.unparse(child)))
-                visit(child, (*around, child.name))
-
-    visit(ast.parse(text_of(file)), ())
-    return found
-
-
-def names_of(path: str, qualname: str) -> set[str]:
-    """The function, its class, and the functions of its module that come to it."""
-    *around, function = qualname.split(".")
-    names = {function, *(name for name in around if is_class(name))}
-    for _ in range(FOUND_BY_NAME):
-        calls = words(names)
-        for name, outer, text in functions_of(path):
-            if calls.search(text):
-                names |= {name, *(each for each in outer if is_class(each))}
-    return {name for name in names if not name.startswith("__")} or {function}
-
-
-def is_class(name: str) -> bool:
-    return name.lstrip("_")[:1].isupper()
-
-
-def words(names: set[str]) -> re.Pattern[str]:
-    return re.compile(r"\b(?:" + "|".join(sorted(map(re.escape, names))) + r")\b")
-
-
-def test_files(path: str, qualname: str, files: Sequence[str]) -> list[str]:
-    """Those that may notice a change of a function, by what they name, import and are called; the likeliest first."""
-    inner = Path(path).relative_to("src").with_suffix("")
-    module = ".".join(inner.parts).removesuffix(".__init__")
-    folders, named = set(inner.parts[1:-1]), words(names_of(path, qualname))
-    direct = words({qualname.rpartition(".")[2]})
-
-    def rank(file: str) -> tuple[int, ...]:
-        text = text_of(file)
-        near = bool(folders.intersection(Path(file).parts[1:-1]))
-        imports = f"{module} import" in text or f"import {module}" in text
-        hits = len(set(named.findall(text)))
-        own = Path(file).stem.removeprefix("test_") == inner.name
-        alike = any(part[:ALIKE] in file for part in inner.parts[1:] if len(part) >= ALIKE)
-        known = near or imports
-        return tuple(
-            -int(each)
-            for each in (
-                known and bool(direct.search(text)),
-                known and hits > 0,
-                alike,
-                known or hits > 0,
-                own,
-                hits,
-                imports,
-            )
-        )
-
-    ranks = {file: rank(file) for file in files if Path(file).parts[1] not in OTHER_TESTS}
-    return sorted((file for file, found in ranks.items() if any(found[:4])), key=lambda file: ranks[file])
-
-
 def chosen_tests(asked: dict[str, Any], items: Sequence[pytest.Item], most: int) -> list[pytest.Item]:
-    """The tests of the nearest files, those that name the function or one that comes to it before the others."""
+    """The tests of the nearest files, those that name what comes to the function by the fewest calls before others."""
     by_file: dict[str, list[pytest.Item]] = {}
     for item in items:
         by_file.setdefault(item.nodeid.partition("::")[0], []).append(item)
-    files = test_files(asked["path"], asked["qualname"], list(by_file))[:most]
-    named = words(names_of(asked["path"], asked["qualname"]))
+    place = asked["path"], asked["qualname"]
+    files = NEAR.files(*place, by_file)[:most]
+    words = {file: NEAR.in_test(file, *place) for file in files}
 
-    def says(item: pytest.Item) -> bool:
+    def calls(item: pytest.Item) -> int:
+        text = ""
         with contextlib.suppress(OSError, TypeError):
-            return bool(named.search(inspect.getsource(item.function)))  # type: ignore[attr-defined]
-        return False
+            text = inspect.getsource(item.function)  # type: ignore[attr-defined]
+        return calls_from(text, words[item.nodeid.partition("::")[0]])
 
-    return sorted((item for file in files for item in by_file[file]), key=lambda item: not says(item))
+    return sorted((item for file in files for item in by_file[file]), key=calls)
 
 
 # a mutant in this process

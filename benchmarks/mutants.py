@@ -5,11 +5,11 @@
     python benchmarks/mutants.py --drawn drawn.json --lines lines.jsonl --results     # run it, or go on with it
 
 A mutant is one small change: a comparison turned, a sign, an operator, a constant off by one, a condition negated. The
-tests are collected once; each mutant gets a fork of that process (mutant_forks.py), which runs the tests that name the
-function or one that comes to it, then the others of the nearest files. It is killed when a test fails, hangs or breaks
-its process, and survives when all pass or `--seconds` of processor time are used up. A test that fails without a
-change too is left out, and its mutants are tried again. A drawn mutant is found again after its file moved or its
-variables were renamed, or is reported as gone. The tree is copied first: nothing of yours is changed.
+tests are collected once; each mutant gets a fork of that process (mutant_forks.py), which runs the tests of the nearest
+files (mutant_tests.py): those that import the function, or what comes to it by a few calls. It is killed when a test
+fails, hangs or breaks its process, and survives when all pass or `--seconds` of processor time are used up. A test that
+fails without a change too is left out, and its mutants are tried again. A drawn mutant is found again after its file
+moved or its variables were renamed, or is reported as gone. The tree is copied first: nothing of yours is changed.
 
 A survivor that no test could notice is entered by hand, as the last line of `--lines` about it: {"number": 31,
 "state": "equivalent", "note": why}. It is listed with its reason, and is in no share.
@@ -32,6 +32,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 from mutant_places import Mutant, Tree, all_mutants, drawn, from_record
+from mutant_tests import NearTests
 from results_file import add_results_flag, write_results
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -69,11 +70,8 @@ def run_forks(mutants: dict[int, Mutant], tree: Path, scratch: Path, lines: Path
 
 def run_fresh(mutant: Mutant, tree: Path, scratch: Path, options: argparse.Namespace) -> dict[str, Any]:
     """One whose code runs when its module is imported: in an interpreter of its own, the nearest files."""
-    os.environ |= {"MUTANTS_TREE": str(tree), "MUTANTS_ASKED": "", "MUTANTS_LINES": ""}
-    from mutant_forks import test_files
-
     tests = [path.relative_to(tree).as_posix() for path in sorted((tree / "tests").rglob("test_*.py"))]
-    near = test_files(mutant.path, mutant.scope.name, tests)[: options.files]
+    near = NearTests(tree).files(mutant.path, mutant.scope.name, tests)[: options.files]
     file = tree / mutant.path
     text = file.read_text("utf-8")
     file.write_text(text[: mutant.start] + mutant.new + text[mutant.end :], "utf-8")

@@ -48,6 +48,7 @@ def kind_of(train: str, test: str, rule: OverlapRule = DEFAULT_RULE) -> OverlapK
         ("Read this. " + SHORT + " It is a question of 2 lines out of 30 lines.", SHORT, "copy"),
         ("Tom has 3 apples and eats one of them.", SHORT, None),
         ("Left to right mod 10: 9+5*3", "Left to right mod 10: 9*5*3", None),
+        ("a red cat", "a blue dog", None),
         ("", "", "exact"),
         ("", SHORT, None),
     ]

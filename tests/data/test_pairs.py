@@ -80,6 +80,12 @@ def test_conversations_of_every_shape_are_one_pair(row):
             "annotator2": 2,
             "annotator3": 1,
         },
+        {
+            "input": "Add.\n\n2 + 3",
+            "response1": "5",
+            "response2": "6",
+            **dict.fromkeys(["annotator1", "annotator2"], 1),
+        },
         {"input": "Add.\n\n2 + 3", "output_1": "5", "output_2": "6", "label": 1},
         {"question": "Add.\n\n2 + 3", "response_a": "6", "response_b": "5", "winner": "model_b"},
     ]
@@ -273,11 +279,18 @@ def test_step_labels_of_every_shape():
     assert {each.prompt.text for each in found} == {"a"}
 
 
-def test_a_search_tree_gives_its_longest_solutions():
-    nodes = [("Q", 0.5), ("Q x", 0.75), ("Q x y", 1.0), ("Q z", 0.0), ("Q x", 0.25)]
+@for_every(
+    [
+        (
+            [("Q", 0.5), ("Q x", 0.75), ("Q x y", 1.0), ("Q z", 0.0), ("Q x", 0.25)],
+            [(("x", "y"), (0.5, 1.0)), (("z",), (0.0,))],
+        ),
+        ([("Q", 0.5), ("Q x", 0.75), ("Q x y", 1.0)], [(("x", "y"), (0.75, 1.0))]),
+    ]
+)
+def test_a_search_tree_gives_its_longest_solutions(nodes, solutions):
     tree = {"question": "Q", "reasoning_steps": [{"solution_prefix": text, "mc_value": v} for text, v in nodes]}
-    found = stepped_from(rows(tree))
-    assert sorted((each.steps, each.labels) for each in found) == [(("x", "y"), (0.5, 1.0)), (("z",), (0.0,))]
+    assert sorted((each.steps, each.labels) for each in stepped_from(rows(tree))) == solutions
 
 
 @for_every(

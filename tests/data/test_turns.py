@@ -276,6 +276,28 @@ def test_names_and_ids_of_a_tools_result_cannot_speak_either() -> None:
         assert counts[0] == counts[1], family
 
 
+def test_a_result_keeps_the_id_of_its_call() -> None:
+    heard = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    for family in ("kimi-k2", "mistral-nemo"):
+        tokenizer, renderer = made(family, False)
+        message = {"role": "tool", "name": "add", "tool_call_id": "abcd12345", "content": "5"}
+        assert "abcd12345" in tokenizer.decode(renderer.answer(heard, [message], ended=True).tokens), family
+
+
+@for_every(
+    [
+        (None, ""),
+        ([{"type": "text", "text": "it is"}, {"type": "text", "text": " 5"}], "it is 5"),
+        ({"sum": 5}, '{"sum": 5}'),
+    ]
+)
+def test_an_answer_of_any_content_is_written_as_its_text(content: Any, text: str) -> None:
+    _, renderer = made("qwen2.5", False)
+    heard = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    one, other = (renderer.answer(heard, [{"role": "user", "content": each}], ended=True) for each in (content, text))
+    assert one == other
+
+
 def test_history_sampled_goes_on_where_the_template_would_rewrite() -> None:
     tokenizer, strict = made("qwen3", False)
     _, renderer = made("qwen3", False, "sampled")

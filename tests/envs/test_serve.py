@@ -6,12 +6,15 @@ import json
 import socket
 import threading
 import time
+from contextlib import contextmanager
 
 import pytest
 
 from tests.support.packages import needs
 from tests.support.scripted import TOKEN, ScriptedEngine, ask, serving, tool_tokenizer
 from whet.envs.serve import wire
+from whet.envs.serve.web import HttpServer
+from whet.rollout.session import open_session
 from whet.types import Sampling, WhetError
 
 pytestmark = needs("fastapi", "uvicorn")
@@ -472,6 +475,69 @@ def test_a_model_without_a_chat_template_gets_the_texts(tokenizer):
     assert status == 400 and "no chat template" in answer["error"]["message"]
     assert plain.decode(engine.requests[0].tokens) == "2 + 2 = "
     assert plain.decode(engine.requests[1].tokens) == "2 + 2 = 4<|end|>, 3 + 3 = "
+
+
+def test_a_server_that_stopped_leaves_no_thread_and_frees_its_port():
+    HttpServer().stop()  # one that never started
+    server = HttpServer(name="a-server-of-this-test")
+    server.start(lambda *_: None)
+    named = [each for each in threading.enumerate() if each.name == "a-server-of-this-test"]
+    server.stop()
+    assert named and not any(each.is_alive() for each in named)
+    HttpServer(port=server.port).stop()
+
+
+class Watched:
+    """A session that notes which requests an engine has to keep room for."""
+
+    def __init__(self, session, shape):
+        self.session, self.shape, self.kept, self.fullest = session, shape, set(), 0
+
+    def add(self, number, request):
+        self.kept.add(number)
+        self.fullest = max(self.fullest, len(self.kept))
+        self.session.add(number, request)
+
+    def release(self, number):
+        self.kept.remove(number)
+        self.session.release(number)
+
+    def __getattr__(self, name):
+        return getattr(self.session, name)
+
+
+@pytest.fixture
+def sessions(monkeypatch):
+    """The sessions that servers of this test open."""
+    found = []
+
+    @contextmanager
+    def watched(engine, sampling, shape, *settings):
+        with open_session(engine, sampling, shape, *settings) as session:
+            found.append(Watched(session, shape))
+            yield found[-1]
+
+    monkeypatch.setattr("whet.envs.serve.request_queue.open_session", watched)
+    return found
+
+
+def test_a_session_keeps_no_more_conversations_than_it_was_opened_for(tokenizer, sessions):
+    with serving(ScriptedEngine(tokenizer, lambda prompt, request: "x"), rows=3) as address:
+        for number, count in enumerate((1, 1, 2, 3, 1, 2)):
+            assert ask(address, CHAT, {"messages": [user(f"{number}")], "n": count})[0] == 200
+    (session,) = sessions
+    assert session.fullest == session.shape.conversations == 3
+
+
+def test_a_session_is_kept_while_requests_fit_into_it(tokenizer, sessions):
+    engine = ScriptedEngine(tokenizer, lambda prompt, request: "x")
+    with serving(engine, sampling=Sampling(20)) as address:
+        ask(address, CHAT, {"messages": [user("")]})
+        # a token per letter; what is longer than the room for prompts takes the room for what is written
+        most = sessions[0].shape.prompt_tokens + sessions[0].shape.growth - 20 - len(engine.requests[0].tokens)
+        for length, opened in ((1, 1), (most, 1), (most + 1, 2), (1, 2)):
+            assert ask(address, CHAT, {"messages": [user("a" * length)]})[0] == 200
+            assert len(sessions) == opened, length
 
 
 def test_a_taken_port_is_one_line(tokenizer, plain_server):

@@ -8,7 +8,7 @@ import transformers
 
 from tests.support.for_every import for_every
 from whet.model import layer_ops, norms
-from whet.model.block import BlockStack, NotDescribed, blocks_of, describe_blocks
+from whet.model.block import BlockStack, NotDescribed, blocks_of, describe_blocks, far_position
 from whet.model.causal_lm import causal_lm
 from whet.model.fused_trunk import _layers_refusal, fused_refusal, fused_states, fused_works
 from whet.model.fused_weights import FusedWeights, fused_weights, unchanged_weights
@@ -48,6 +48,15 @@ def gradients(states, lm, batch):
     weights = torch.linspace(-3, 3, found.numel()).sin().view_as(found)
     (found * weights).sum().backward()
     return found.detach(), {name: each.grad for name, each in lm.model.named_parameters() if each.grad is not None}
+
+
+def test_rows_of_a_trial_end_with_the_context():
+    lm = causal_lm(model_of("llama"))
+    assert [far_position(lm, length) for length in (8, 63, 64, 80)] == [56, 1, 0, 0]
+
+
+def test_a_model_of_one_layer_is_written_out_too():
+    assert fused_refusal(causal_lm(model_of("llama", num_hidden_layers=1))) == ""
 
 
 @pytest.mark.parametrize(

@@ -180,6 +180,15 @@ def test_run_folder_without_a_checkpoint(tmp_path: Path) -> None:
     assert "no complete checkpoint yet" in refusal(tmp_path / "run")
 
 
+def test_a_run_is_asked_for_a_model_that_it_has_not_saved(tmp_path: Path, llama: Any, tokenizer: Any) -> None:
+    run = tmp_path / "run7"
+    save_checkpoint(run / "checkpoints", 9, llama, tokenizer, {}, {})
+    for name in ("best", "final"):
+        assert f"run {run} has no {name} model" in refusal(run / name)
+    assert "no model called" in refusal(run / "worst")
+    assert "no model called" in refusal(tmp_path / "best")
+
+
 def test_damaged_checkpoint_is_refused(tmp_path: Path, llama: Any, tokenizer: Any) -> None:
     saved = save_checkpoint(tmp_path / "checkpoints", 1, llama, tokenizer, {}, {})
     with (saved / "config.json").open("a") as stream:

@@ -150,7 +150,8 @@ def test_length_correlation_is_pearsons():
     both = torch.stack([(lengths[:, 0] - lengths[:, 1]).double(), logp[:, 0] - logp[:, 1]])
     assert found == pytest.approx(float(torch.corrcoef(both)[0, 1]), rel=1e-9) and found < -0.3
     same = replace(batch, lengths=torch.full((40, 2), 3))
-    assert length_correlation(METHODS["dpo"].loss(same, logp, pair_totals(same)).metrics) is None
+    alike = METHODS["dpo"].loss(same, logp, pair_totals(same)).metrics
+    assert length_correlation(alike) is None and alike["chosen_is_longer"] == 0
     assert length_correlation({"margin": 1.0}) is None
 
 

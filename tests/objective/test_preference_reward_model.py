@@ -68,6 +68,20 @@ def naive_all_pairs(score, rank, margin, centre):
     return sum(rows) / len(rows)
 
 
+@for_every([0.0, 0.01])
+def test_a_row_of_ties_is_in_no_number(centre):
+    score, rank, margin = ranked()
+    tied = rank.clone()
+    tied[2:4] = torch.where(rank[2:4] >= 0, 1, -1)
+    kept = torch.tensor([0, 1, 4, 5])
+    loss, without = RankLoss(AllPairs(), centre), RankBatch(rank[kept], margin[kept])
+    found = loss.loss(RankBatch(tied, margin), score, reward_totals(RankBatch(tied, margin)))
+    expected = loss.loss(without, score[kept], reward_totals(without))
+    assert {name: float(value) for name, value in found.metrics.items()} == pytest.approx(
+        {name: float(value) for name, value in expected.metrics.items()}, rel=1e-12
+    )
+
+
 @for_every(range(4), [0.0, 0.01])
 def test_all_pairs_equal_the_formula(seed, centre):
     score, rank, margin = ranked(seed)

@@ -2,16 +2,20 @@
 
 import json
 import math
+import re
 import subprocess
+from pathlib import Path
 from shutil import which
 
 import pytest
 
 from whet.pages.chart_specs import MOST_CELLS, chart, curve, line
 from whet.pages.chart_svg import chart_svg, figure_file
-from whet.pages.render import ASSETS
-from whet.pages.run_charts import held_out_lines
+from whet.pages.render import ASSETS, Figure
+from whet.pages.run_charts import columns_of, drawn_charts, held_out_lines, planned_charts
 from whet.record.log import EvalRecord
+from whet.record.run import RunRecord
+from whet.types import StepReport
 
 
 def test_a_short_line_is_given_point_by_point():
@@ -81,6 +85,36 @@ def test_held_out_curves_have_intervals_and_the_best_is_marked():
         "held-out accuracy",
         "held-out hard accuracy",
     ]
+
+
+def test_a_legend_names_what_is_drawn():
+    lines = [line("a", [(1, 0.5), (2, 0.25)]), line("b", [(1, 1.0)], 1), line("", [(1, 2.0)], 2), line("empty", [], 3)]
+    legend = Figure("rewards", "", chart(lines)).legend
+    assert [(entry.name, entry.value) for entry in legend] == [("a", "0.250"), ("b", "1.00")]
+    assert Figure("rewards", "", chart(lines[:1])).legend == [], "of a single one the caption says enough"
+
+
+def test_an_interval_is_drawn_from_its_low_end_to_its_high_one():
+    rows = [("a", 0.5, 0.4, 0.7, "50%"), ("b", 0.2, None, None, "20%"), ("c", 0.3, 0.1, None, "30%")]
+    rows += [("d", 0.4, -math.inf, math.inf, "40%")]
+    picture = chart_svg({"intervals": rows}, "accuracy")
+    assert picture.count("<circle") == 4 and picture.count('class="reach') == 1
+    (reach,) = re.findall(r'class="reach s0" d="M([\d.]+) .*?H([\d.]+)', picture)
+    dots = [float(x) for x in re.findall(r'<circle[^>]* cx="([\d.]+)"', picture)]
+    assert float(reach[0]) < dots[0] < float(reach[1])
+    tenth = (dots[0] - dots[1]) / 3
+    assert (float(reach[0]), float(reach[1])) == pytest.approx((dots[0] - tenth, dots[0] + 2 * tenth), abs=0.2)
+
+
+def test_a_note_names_the_first_step_of_each_extreme():
+    lows = {3: 1.5, 8: 1.5, 5: 4.0, 9: 4.0}
+    steps = tuple(StepReport(n, n, {}, {"total": 1.0}, {"entropy": lows.get(n, 2.0)}) for n in range(1, 13))
+    columns = columns_of(steps)
+    plans = planned_charts(RunRecord(Path(), {}, "", steps, (), (), ()), columns.names).by_key()
+    (figure,) = drawn_charts(
+        [plans["entropy"]], {name: columns.points(name, None, None, 100) for name in columns.names}
+    )
+    assert figure.note == "min 1.50 at step 3 · max 4.00 at step 5"
 
 
 def test_bars_stand_on_zero():

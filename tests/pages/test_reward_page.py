@@ -29,6 +29,7 @@ from whet.pages.reward_dry_run import (
     dry_run_record,
     dry_run_text,
     dry_run_tiles,
+    dry_run_verdict,
 )
 from whet.pages.run_charts import columns_of, drawn_charts, planned_charts
 from whet.record.marks import review_counts, review_verdict
@@ -147,6 +148,16 @@ def test_a_dry_run_finds_what_is_wrong():
     assert kept.is_sound()  # `form` says that it is not deterministic
     unsteady = (RepeatDifference("data.jsonl:1", "right", 1.0, 0.0),)
     assert not replace(kept, differences=unsteady).is_sound()
+
+
+def test_the_verdict_names_what_happened_and_nothing_else():
+    verdict = dry_run_verdict(a_dry_run())
+    for said in ("66.7% of the gold", "failed on 1 of 5", "1 samples are unscorable", "form never varies", "1 scores"):
+        assert said in verdict, said
+    rows = (judged("data.jsonl:1", 1.0, 1.0, 10), judged("data.jsonl:2", 1.0, 0.0, 10))
+    quiet = dry_run_verdict(replace(a_dry_run(), scored=rows, differences=()))
+    for said in ("failed", "unscorable", "second time", "length"):
+        assert said not in quiet, said
 
 
 def test_the_scores_of_a_reward_model_are_not_held_against_gold_answers():

@@ -71,6 +71,13 @@ def test_a_frame_fits_and_gives_up_the_least_first(tmp_path: Path, width: int, h
         assert shown[1].startswith("step 30/60")
 
 
+@pytest.mark.parametrize("width", [100, 60, 50])
+def test_the_bar_leaves_room_for_the_time_that_is_left(tmp_path: Path, width: int) -> None:
+    with locked(write_run(tmp_path / "run")):
+        line = texts(watched_run(tmp_path / "run"), width)[1]
+    assert line.endswith("1 min 00 s left") and line.count("█") == line.count("░") > 1
+
+
 def test_words_of_a_run_do_not_command_the_terminal(tmp_path: Path) -> None:
     shown = "\n".join(texts(watched_run(write_run(tmp_path / "run"))))
     assert "\x1b" not in shown and "\x07" not in shown and "\u202e" not in shown and "\r" not in shown

@@ -91,6 +91,8 @@ def boxed(answer: str) -> str:
         ("unsupported_answer", {"least_words": 6}, "<think>Add 20 and 5 slowly.</think>\\boxed{731}", 0.0),
         ("guessing", {}, HONEST + " \\boxed{26}", -1.0),
         ("guessing", {"most_answers": 2}, HONEST + " \\boxed{26}", 0.0),
+        *(("guessing", {}, boxed(answer), -1.0) for answer in ("25 or 26", "$25$ or $26$", "25 / $26$")),
+        *(("guessing", {}, boxed(answer), 0.0) for answer in ("$25$.", "$25$ / $.$", "25 /")),
         ("mark_spam", {}, "\\boxed{25} " * 3, 0.0),
         ("mark_spam", {}, "\\boxed{25} " * 4, -1.0),
         ("mark_spam", {"most_marks": 9}, "\\boxed{25} " * 4, 0.0),

@@ -14,6 +14,7 @@ import torch
 from whet.model.causal_lm import causal_lm
 from whet.model.load import load_model
 from whet.rollout.episodes import EnvironmentRunner, EpisodeLimits
+from whet.rollout.session import BatchSession
 from whet.rollout.torch_engine import TorchEngine
 from whet.types import InitialObservation, Prompt, Sample, Sampling, StepResult, StopReason, WhetError
 
@@ -98,6 +99,30 @@ def test_what_was_sampled_is_trained_and_what_was_answered_is_not(loaded):
     for turn in sample.turns:
         assert sample.action[turn.start : turn.stop].all() == (turn.role == "assistant")
         assert turn.text in decode(sample.tokens[turn.start : turn.stop].tolist())
+
+
+@pytest.mark.parametrize("limits", [{}, {"max_turns": 2}, {"max_tokens": 12}])
+def test_the_session_keeps_nothing_of_an_episode_that_ended(loaded, limits):
+    kept = set()
+
+    class Watched(ScriptedEngine):
+        def session(self, sampling, shape):
+            session = BatchSession(self, sampling)
+            add = session.add
+
+            def added(number, request):
+                kept.discard(request.continues)
+                kept.add(number)
+                add(number, request)
+
+            session.add, session.release = added, kept.remove
+            return session
+
+    runner = EnvironmentRunner(
+        Watched(loaded.tokenizer, lambda text: "go"), loaded.tokenizer, Counting, EpisodeLimits(**limits), 512
+    )
+    [samples] = runner.play([PROMPT], [opened(loaded.tokenizer, PROMPT)], 3, Sampling(16), (0,))
+    assert len(samples) == 3 and not kept
 
 
 def test_a_large_batch_is_answered_piece_by_piece(loaded, monkeypatch):

@@ -39,6 +39,8 @@ def test_each_token_is_read_once_behind_exactly_what_it_follows(monkeypatch):
                 if beginning.length:
                     start = [*held, *prompts][beginning.source][: beginning.length]
                     assert start == prompt[: beginning.length] and start in known
+                else:
+                    assert beginning == Beginning()
             for prompt, beginning in turn:
                 read += len(prompt) - beginning.length
                 known |= beginnings_of([prompt])

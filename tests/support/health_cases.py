@@ -208,6 +208,8 @@ CASES: dict[str, Case] = {
     "KL runaway": Case(
         Course(FLAT, {"kl": 11.0}),
         {
+            "far, but no further than before": Course(FLAT, {"kl": 9.0}),
+            "four times as far, and near": Course(FLAT, {"kl": after(28, 0.1, 0.9)}),
             "it grows slowly": Course(FLAT, {"kl": line(0.0, 0.02)}),
             "the reward rises with it": Course(RISING, {"kl": after(28, 0.1, 2.0)}),
             "a single step": Course(FLAT, {"kl": lambda step: 20.0 if step == 29 else 0.1}),

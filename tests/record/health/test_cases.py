@@ -95,6 +95,11 @@ def test_a_dip_of_a_run_that_won_is_no_fall_and_a_lost_half_is() -> None:
     assert names(course(0.82)) == set() and "falling reward" in names(course(0.4))
 
 
+def test_a_kl_that_leaps_is_told_long_before_it_is_large() -> None:
+    for kl, ill in ((1.5, True), (9.0, True), (0.9, False)):
+        assert ("KL runaway" in names(Course(metrics={"kl": after(28, 0.1, kl)}))) == ill, kl
+
+
 def test_completions_near_their_limit_are_long_whatever_they_were() -> None:
     def course(limit: int) -> Course:
         metrics = {"reward_length_correlation": 0.8}

@@ -154,7 +154,8 @@ def test_several_samples_are_tested_by_prompt():
     after = [[0.0, 1.0], [0.0, 1.0], [0.0, 1.0], [1.0, 1.0]]
     found = paired_test(("a", before), ("b", after))
     assert found.test == "paired t" and found.p == pytest.approx(0.391002, abs=1e-6)
-    assert found.low < 0 < found.difference == 0.125 < found.high
+    half = 3.182446 * 0.125  # t at 97.5% with df 3, times the standard error
+    assert (found.low, found.high) == pytest.approx((0.125 - half, 0.125 + half), abs=1e-6)
     assert (
         paired_t([0.5, 0.5]) == (None, 0.5, 0.5)
         and paired_t([0.0, 0.0]) == (None, 0.0, 0.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import textwrap
@@ -16,9 +17,11 @@ from pathlib import Path
 import pytest
 
 import whet
-from whet.reward.sandbox.job import JobResult, Limits, ProgramJob
+from whet.reward.sandbox.isolation import Confinement, renew_folder
+from whet.reward.sandbox.job import DEFAULT_LIMITS, JobResult, Limits, ProgramJob
 from whet.reward.sandbox.pool import Sandbox
 from whet.reward.sandbox.protections import active_protections, num_jobs_left
+from whet.reward.sandbox.worker import SandboxWorker
 from whet.types import WhetError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the attacks are Linux ones")
@@ -317,8 +320,37 @@ def test_limits_are_checked():
     for kind, value in (("memory_mb", 1 << 40), ("wall_seconds", float("inf")), ("processes", float("nan"))):
         with pytest.raises(WhetError, match=f"{kind} is .*; give a number above 0, at most"):
             Limits(**{kind: value})
+    for kind, least in (("open_files", 8), ("memory_mb", 16)):
+        Limits(**{kind: least})
+        with pytest.raises(WhetError, match=f"{kind} is {least - 1}; the interpreter needs at least {least}"):
+            Limits(**{kind: least - 1})
     with pytest.raises(WhetError, match="workers is -1"):
         Sandbox(-1)
+
+
+def test_a_worker_keeps_nothing_open_of_a_job_that_ended(tmp_path):
+    near, far = socket.socketpair()
+    with near, far:
+        worker = SandboxWorker(near.fileno(), Confinement(str(tmp_path)))
+        counts = []
+        for _ in range(3):
+            job = os.posix_spawn("/bin/true", ["true"], {})
+            assert worker.watch(job, DEFAULT_LIMITS.counts(), time.monotonic() + 10) == ""
+            counts.append(len(os.listdir("/proc/self/fd")))
+        os.close(worker.ready)
+        os.close(worker.ready_end)
+    assert len(set(counts)) == 1
+
+
+def test_a_folder_that_is_emptied_belongs_to_the_worker_alone(tmp_path):
+    folder = tmp_path / "jobs"
+    folder.mkdir(mode=0o755)
+    (folder / "left").write_text("behind")
+    before = folder.stat()
+    renew_folder(Confinement(str(folder)), 1)
+    after = folder.stat()
+    assert not os.listdir(folder) and stat.S_IMODE(after.st_mode) == 0o700
+    assert (after.st_ino, after.st_uid, after.st_gid) == (before.st_ino, before.st_uid, before.st_gid)
 
 
 def test_a_dead_worker_is_replaced(sandbox):

@@ -463,7 +463,7 @@ def _is_hedged(answer: str, allowed: int, gold: int, question: str) -> bool:
     offered = gold or len(set(re.findall(r"\b[A-H]\b", question))) > 1
     if offered and len(set(letters)) > allowed and not re.sub(r"(?i)[()\s,;/&.]|\b(?:or|and)\b|[A-H]", "", answer):
         return True
-    alternatives = [piece for piece in ALTERNATIVE.split(answer) if piece and piece.strip(" $.")]
+    alternatives = [piece for piece in ALTERNATIVE.split(answer) if piece.strip(" $.")]
     if len(alternatives) > max(allowed, 2 if gold == 0 else 1):
         return True
     answer = re.sub(r"\d+/\d+", "1", answer)
