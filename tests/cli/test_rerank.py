@@ -76,6 +76,18 @@ def test_a_step_scorer_shows_every_aggregate_of_its_own_steps(capsys, runs):
     assert reading[0]["values_by_n"][0]["read"] > reading[0]["values_by_n"][0]["written"] > 5
 
 
+def test_a_search_stands_beside_the_best_of_as_many_tokens(capsys, runs):
+    words = [*FEW, "--rerank", str(runs / "prm"), "--search", "steps", "--set", "rerank.settings.aggregate=last"]
+    code, out, _ = eval_(capsys, *words, "--json", "--set", "rerank.beams=2", "--set", "rerank.branches=2")
+    assert code == 0
+    (search,) = json.loads(out)["rerank"]["searches"]
+    assert (search["aggregate"], search["beams"], search["branches"]) == ("last", 2, 2)
+    assert search["search"]["written"] > 20 and search["best_of_n"]["n"] > 1
+    code, out, _ = eval_(capsys, *words)
+    assert code == 0 and f"Search over steps by {runs / 'prm'} last, 4 x 4 (beams x branches): " in out
+    assert "of n completions, drawn at temperature 1: accuracy in % (95% interval over 12 prompts)" in out
+
+
 def test_a_reward_that_is_no_share_is_averaged(capsys, tmp_path):
     file = tmp_path / "rough.py"
     file.write_text("def rough(completion: str) -> float:\n    return len(completion) / 10\n")
@@ -118,12 +130,26 @@ MISTAKES = {
         "runs/rm-009': there is no such folder; give the run",
     ),
     "a mistyped reward": (["--rerank", "exact_answr", "--samples", "4"], "did you mean 'exact_answer'"),
+    "a search by whole completions": (
+        ["--rerank", "exact_answer", "--samples", "4", "--search", "steps"],
+        "exact_answer scores whole completions; give --rerank RUN",
+    ),
+    "steps without an end": (
+        ["--rerank", "working_steps", "--samples", "4", "--search", "steps"],
+        "give --set rerank.separator=TEXT",
+    ),
+    "an unknown search": (["--rerank", "exact_answer", "--samples", "4", "--search", "stps"], "'none' or 'steps'"),
+    "a search of nothing": (["--samples", "4", "--search", "steps"], "give --rerank RUN"),
     "a page nowhere": (["--rerank", "exact_answer", "--samples", "4", "--html", "no/x.html"], "there is no folder no"),
+    "beams without a search": (
+        ["--rerank", "exact_answer", "--samples", "4", "--set", "rerank.beams=2"],
+        "rerank.beams has no effect without a search",
+    ),
     "settings of two": (
         ["--rerank", "judge", "--rerank", "exact_answer", "--samples", "4", "--set", "rerank.settings.form=words"],
         "rerank.settings is for one scorer, and there are 2",
     ),
-    "an unknown key": (["--rerank", "exact_answer", "--samples", "4", "--set", "rerank.scorer=2"], "rerank.scorers"),
+    "an unknown key": (["--rerank", "exact_answer", "--samples", "4", "--set", "rerank.beam=2"], "rerank.beams"),
     "an unknown setting": (
         ["--rerank", "exact_answer", "--samples", "4", "--set", "rerank.settings.from=1"],
         "has no setting 'from'",

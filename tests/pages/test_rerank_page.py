@@ -8,7 +8,7 @@ from whet.pages.chart_svg import cost_scale
 from whet.pages.evaluation import EvalReport, ModelEval, eval_page
 from whet.pages.rerank import Reranking, reranking_text
 from whet.record.metrics.eval_summary import Attempt, summarized
-from whet.record.metrics.reranking import Pool, RerankerScores, choice_curves
+from whet.record.metrics.reranking import Pool, RerankerScores, choice_curves, search_result
 
 POOLS = [
     Pool((1.0, 0.0, 0.0, 1.0), ("4", "3", "3", "4"), (10, 4, 4, 12), (20, 14, 14, 22)),
@@ -46,12 +46,25 @@ def test_votes_are_left_out_where_no_completion_answers():
     ].value == 0.0
 
 
+def test_a_search_is_compared_with_what_its_tokens_pay_for():
+    result = search_result(POOLS, RIGHT, [1.0, 0.0], (21.0, 100.0), (2, 3))
+    assert result.best_of_n.n == 3 and result.search.value == 0.5
+    assert result.best_of_n.written == pytest.approx(20.25)
+    dear = search_result(POOLS, RIGHT, [1.0, 0.0], (500.0, 100.0), (2, 3))
+    assert dear.best_of_n.n == 4
+    text = reranking_text(found(searches=(result, dear)))
+    assert "Search over steps by right, 2 x 3 (beams x branches): 50.0 (9-91), 21.0 tokens" in text
+    assert text.count("than 4 would cost more") == 1
+
+
 def test_the_page_has_a_figure_a_scorer_and_every_number():
+    result = search_result(POOLS, RIGHT, [1.0, 0.0], (21.0, 100.0), (2, 3))
     attempts = [[Attempt(right, 4, True) for right in pool.outcomes] for pool in POOLS]
     summary = summarized(attempts, [])
-    evaluated = ModelEval("tiny <model>", "task:arithmetic", {}, summary, 1.0, reranking=found())
+    evaluated = ModelEval("tiny <model>", "task:arithmetic", {}, summary, 1.0, reranking=found(searches=(result,)))
     page = eval_page(EvalReport((evaluated,), {}))
-    assert page.count("<figure>") == 4 and "tiny &lt;model&gt;" in page
+    assert page.count("<figure>") == 4 and page.count('class="search') == 1 and "tiny &lt;model&gt;" in page
+    assert "Search over steps by right, 2 x 3" in page
     assert "tiny <model>" not in page and "Content-Security-Policy" in page and "<script" not in page
     for line in found().lines:
         assert f"<th>{line.name}</th>" in page

@@ -22,7 +22,7 @@ from whet.rollout.sections import SamplingSection
 from whet.settings.layers import from_settings, read_toml, validated
 from whet.settings.sections import Section, is_number
 from whet.training.config import PolicyConfig, resolved
-from whet.training.sections import BatchSection, OptimizerSection
+from whet.training.sections import BatchSection, OptimizerSection, RerankSection
 from whet.types import WhetError
 
 
@@ -85,6 +85,7 @@ def test_every_default_lies_within_its_bounds() -> None:
         if not low <= field.default <= high
     ]
     assert outside == []
+    assert validated(RerankSection, {"beams": 1, "branches": 1}).beams == 1  # a greedy search
 
 
 def test_the_walk_sees_a_number_without_bounds() -> None:

@@ -73,6 +73,7 @@ def evaluate(
         int, typer.Option("--chunk", min=0, max=MOST_ROWS, help="Prompts between two saves; 0: 256 completions.")
     ] = 0,
     rerank: Annotated[list[str] | None, typer.Option(help="A reward model's run, or a reward. Repeatable.")] = None,
+    search: Annotated[str | None, typer.Option(help="steps: search step by step, scored by --rerank.")] = None,
     page: Annotated[str | None, typer.Option("--html", help="Write the curves as a page.")] = None,
     out: Annotated[
         str | None,
@@ -111,8 +112,9 @@ def evaluate(
     asked = {"engine": "openai", "engine_settings": {"base_url": server}} if server is not None else {}
     values = merged({"sampling": asked} if asked else {}, from_settings(settings or []))
     values = merged(values, _reward_settings(reward or ()))
-    chosen = {"rerank": {"scorers": [{"reward": scorer} for scorer in rerank]}} if rerank else {}
-    values = merged(merged(values, environment_settings(env, tool, agent)), chosen)
+    choice: dict[str, Any] = {"scorers": [{"reward": scorer} for scorer in rerank]} if rerank else {}
+    choice |= {"search": search} if search is not None else {}
+    values = merged(merged(values, environment_settings(env, tool, agent)), {"rerank": choice} if choice else {})
     page_file = _page_file(page)
     sources: Sequence[str | None] = data or [None]
     pairs = [(model, source) for model in models or ["whetstone"] for source in sources]

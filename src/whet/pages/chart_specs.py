@@ -34,7 +34,7 @@ def line(name: str, points: Sequence[Point], tone: int = 0, **look: Any) -> Char
     """One line; of a long one each cell's mean, with a band from its lowest to its highest value.
 
     `look`: `marked` draws dots, `dashed` breaks the line, `bare` leaves the line away, `bars` draws each value from 0
-    on, `low` and `high` are the edges of a band, `best` is the (x, y) of the
+    on, `diamond` stands alone with its interval, `low` and `high` are the edges of a band, `best` is the (x, y) of the
     dot that is marked as the best, `titles` and `sizes` belong to the dots, `value` to the legend.
     A value that is not finite is a gap.
     """

@@ -67,6 +67,8 @@ class Plot:
     def series(self, series: ChartSeries, smooth: bool) -> str:
         """One series: its band, its line with what was measured behind it, its dots."""
         tone = f"s{series['tone']}"
+        if series.get("diamond"):
+            return self._diamond(series, tone)
         if series.get("bars"):
             return self._bars(series, tone)
         parts = [self._band(series, tone)]
@@ -121,6 +123,15 @@ class Plot:
         if abs(x - self.across(after[0])) >= 0.5 or abs(start - stop) <= 1:
             return ""
         return f'<path class="jump {tone}" d="M{x:.1f} {start:.1f}V{stop:.1f}"/>'
+
+    def _diamond(self, series: ChartSeries, tone: str) -> str:
+        x, y = self.across(series["x"][0]), self.up(series["y"][0])
+        low, high = self.up(series["low"][0]), self.up(series["high"][0])
+        title = escape((series.get("titles") or [""])[0])
+        return (
+            f'<path class="reach {tone}" d="M{x:.1f} {low:.1f}V{high:.1f}"/>'
+            f'<path class="search {tone}" d="M{x:.1f} {y - 6:.1f}l6 6l-6 6l-6 -6Z"><title>{title}</title></path>'
+        )
 
 
 def chart_svg(spec: Mapping[str, Any], label: str, size: tuple[int, int] = SMALL) -> str:

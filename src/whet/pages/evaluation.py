@@ -9,7 +9,7 @@ from typing import Any
 
 from whet.pages.chart_specs import cost_chart, cost_line, reliability
 from whet.pages.render import Figure, PageTable, render
-from whet.pages.rerank import Reranking, rerank_figures, value_rows
+from whet.pages.rerank import Reranking, rerank_figures, search_text, value_rows
 from whet.record.metrics.eval_summary import EvalSummary
 from whet.record.metrics.intervals import IntervalEstimate, PairedTest
 from whet.record.text import (
@@ -318,6 +318,7 @@ def _section(report: EvalReport, task: str) -> dict[str, object]:
             *((name, _table(rows)) for name, rows in curve_tables(evals).items()),
             *((f"choosing one of n completions of {name}", _table(value_rows(each))) for name, each in reranked),
         ],
+        "searches": [f"{'. '.join(search_text(search, each))}." for _, each in reranked for search in each.searches],
         "pairs": [pair_text(test, len(tests)) for test in tests],
     }
 

@@ -67,7 +67,7 @@ class Figure:
     @property
     def is_live(self) -> bool:
         """True where charts.js draws it: lines, not columns, intervals, spans and dots of several sizes."""
-        looks = ("sizes", "titles", "bare")
+        looks = ("sizes", "titles", "bare", "diamond")
         return not {"columns", "intervals", "spans"} & set(self.spec) and not any(
             look in series for series in self.spec.get("series", ()) for look in looks
         )

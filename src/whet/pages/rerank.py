@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from whet.pages.chart_specs import cost_chart, cost_line
 from whet.pages.render import Figure
-from whet.record.metrics.reranking import CEILING, MAJORITY, ChoiceCurve, CostedValue
+from whet.record.metrics.reranking import CEILING, MAJORITY, ChoiceCurve, CostedValue, SearchResult
 from whet.record.text import aligned, number
 
 TONES = 6  # the last two of eight are for what reward models are compared with
@@ -24,17 +24,21 @@ class Reranking:
     samples: int
     temperature: float
     lines: tuple[ChoiceCurve, ...]
+    searches: tuple[SearchResult, ...] = ()
 
 
 def reranking_text(reranking: Reranking) -> str:
-    """A table of lines over n with intervals."""
+    """A table of lines over n with intervals, and the searches below it."""
     unit = " in %" if reranking.measure == "accuracy" else ""
     lines = [
         f"Choosing one of n completions, drawn at temperature {reranking.temperature:g}: {reranking.measure}{unit} "
         f"(95% interval over {reranking.num_prompts} prompts)",
         "",
     ]
-    return "\n".join([*lines, *aligned(value_rows(reranking))])
+    lines += aligned(value_rows(reranking))
+    for search in reranking.searches:
+        lines += ["", *search_text(search, reranking)]
+    return "\n".join(lines)
 
 
 def value_rows(reranking: Reranking) -> list[tuple[str, ...]]:
@@ -52,6 +56,24 @@ def value_rows(reranking: Reranking) -> list[tuple[str, ...]]:
         for name, curve in reading.items()
     ]
     return rows
+
+
+def search_text(each: SearchResult, reranking: Reranking) -> list[str]:
+    """A search over steps, and what its tokens would have paid for."""
+    by = f"{each.scorer} {each.aggregate}".strip()
+    searched, rival = each.search, each.best_of_n
+    short = (
+        ""
+        if searched.written <= 1.2 * rival.written
+        else f", and more --samples than {reranking.samples} would cost more"
+    )
+    return [
+        f"Search over steps by {by}, {each.beams} x {each.branches} (beams x branches): "
+        f"{value_text(searched, reranking.measure)}, {number(searched.written)} tokens per prompt written, "
+        f"{number(searched.read)} read",
+        f"Best of {rival.n} by the same scores: {value_text(rival, reranking.measure)}, {number(rival.written)} "
+        f"written and {number(rival.read)} read{short}",
+    ]
 
 
 def value_text(costed: CostedValue, measure: str) -> str:
@@ -73,6 +95,8 @@ def _figure(scorer: str, reranking: Reranking) -> Figure:
         mine = [line for line in mine if line.way == mine[0].way]
     drawn = [(curve, place % TONES, curve.aggregate or curve.way) for place, curve in enumerate(mine)]
     drawn += [(curve, COMPARED_WITH[curve.way], curve.way) for curve in reranking.lines if curve.way in COMPARED_WITH]
+    tones = {curve.aggregate: place % TONES for place, curve in enumerate(mine)}
+    searches = [search for search in reranking.searches if search.scorer == scorer]
     series = [
         cost_line(
             label,
@@ -82,10 +106,15 @@ def _figure(scorer: str, reranking: Reranking) -> Figure:
         )
         for curve, tone, label in drawn
     ]
+    series += [
+        cost_line(
+            "", [_costed(search.search, "search", reranking.measure)], tones.get(search.aggregate, 0), diamond=True
+        )
+        for search in searches
+    ]
     about = "best of n by the aggregate of its steps, by" if mine[0].aggregate else "best of n, by"
-    return Figure(
-        scorer, f"{about} tokens per prompt, written and read", cost_chart(series, reranking.measure == "accuracy")
-    )
+    about += " tokens per prompt, written and read" + ("; the search over steps is the diamond" if searches else "")
+    return Figure(scorer, about, cost_chart(series, reranking.measure == "accuracy"))
 
 
 def _costed(value: CostedValue, name: str, measure: str) -> tuple[float, CostedValue, str]:

@@ -256,3 +256,9 @@ class RerankSection(Section):
         (), description="rewards that choose among the completions, as named by --rerank"
     )
     settings: Table = Field({}, description="settings of the scorer, if there is only one")
+    search: Literal["none", "steps"] = Field(
+        "none", description="search step by step, guided by the scores of the steps"
+    )
+    beams: int = Field(4, ge=1, le=4096, description="partial completions a search keeps after each step")
+    branches: int = Field(4, ge=1, le=4096, description="continuations that a search draws for each")
+    separator: str = Field("", description="text that ends a step in a search; empty: the scorer's own")

@@ -115,7 +115,7 @@ def section(task: str, evals: list[ListedEval]) -> dict[str, Any]:
     )
     head = ("model", "measure", "value (95% interval)", "prompts", "completions each", "temperature", "UTC", "folder")
     tables = [("", PageTable(head, rows))]
-    return {"title": task, "about": "", "figures": _figures(task, evals), "tables": tables, "pairs": ()}
+    return {"title": task, "about": "", "figures": _figures(task, evals), "tables": tables, "pairs": (), "searches": ()}
 
 
 def _figures(task: str, evals: list[ListedEval]) -> list[Figure]:

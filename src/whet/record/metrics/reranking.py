@@ -60,6 +60,18 @@ class ChoiceCurve:
         return f"{by}: {self.way}" if by else self.way
 
 
+@dataclass(frozen=True)
+class SearchResult:
+    """A search over steps, and the best of as many whole completions as cost about the same to write."""
+
+    scorer: str
+    aggregate: str
+    beams: int
+    branches: int
+    search: CostedValue
+    best_of_n: CostedValue
+
+
 def choice_curves(pools: Sequence[Pool], scorers: Sequence[RerankerScores]) -> tuple[ChoiceCurve, ...]:
     """Majority vote, best of n and weighted vote by each scorer, the ceiling; votes where any completion answers."""
     answers = any(answer is not None for pool in pools for answer in pool.answers)
@@ -80,13 +92,13 @@ def choice_curves(pools: Sequence[Pool], scorers: Sequence[RerankerScores]) -> t
     return tuple(lines)
 
 
-def best_of_n_curve(pools: Sequence[Pool], scores: RerankerScores) -> ChoiceCurve:
-    """Best of n by one scorer."""
+def best_of_n_curve(pools: Sequence[Pool], scores: RerankerScores, counts: Sequence[int] = ()) -> ChoiceCurve:
+    """Best of n by one scorer, for n of `counts` or the usual ones."""
 
     def best(row: int, n: int) -> float:
         return best_of(pools[row].outcomes, scores.scores[row], n)
 
-    return _curve(BEST, pools, best, scores)
+    return _curve(BEST, pools, best, scores, counts)
 
 
 def _curve(
@@ -94,11 +106,12 @@ def _curve(
     pools: Sequence[Pool],
     value: Callable[[int, int], float],
     scores: RerankerScores | None = None,
+    counts: Sequence[int] = (),
 ) -> ChoiceCurve:
     written, read = mean_tokens(pools)
     models = scores.models if scores else 0
     points = []
-    for n in sizes(len(pools[0].outcomes)):
+    for n in counts or sizes(len(pools[0].outcomes)):
         values = [value(row, n) for row in range(len(pools))]
         mean = estimate(values, len(pools[0].outcomes))
         points.append(CostedValue(n, mean.value, mean.low, mean.high, n * written, n * read * models))
@@ -109,3 +122,24 @@ def mean_tokens(pools: Sequence[Pool]) -> tuple[float, float]:
     """Mean tokens of a completion, and of a prompt with its completion."""
     written = fmean(fmean(pool.written) for pool in pools)
     return written, fmean(fmean(pool.read) for pool in pools)
+
+
+def search_result(
+    pools: Sequence[Pool],
+    scores: RerankerScores,
+    outcomes: Sequence[float],
+    tokens: tuple[float, float],
+    shape: tuple[int, int],
+) -> SearchResult:
+    """Outcomes of a search beside the best of n whole completions, n being what the same written tokens pay for.
+
+    `tokens` are the means per prompt, written and read; `shape` is beams and branches. A pool that is too small for the
+    price gives all it has.
+    """
+    written = mean_tokens(pools)[0]
+    n = min(max(round(tokens[0] / written), 1), len(pools[0].outcomes))
+    mean = estimate(outcomes)
+    search = CostedValue(1, mean.value, mean.low, mean.high, *tokens)
+    return SearchResult(
+        scores.scorer, scores.aggregate, *shape, search, best_of_n_curve(pools, scores, [n]).values_by_n[0]
+    )

@@ -21,7 +21,7 @@ from whet.tools.evaluation.measure import (
     measured,
     prepared,
 )
-from whet.tools.evaluation.reranking import Reranker, rerank_groups, rerank_plan
+from whet.tools.evaluation.reranking import RerankPlan, rerank_groups, rerank_plan
 from whet.training.assembly.runtime import Runtime
 from whet.training.config import EvaluationConfig
 from whet.types import WhetError
@@ -83,7 +83,7 @@ def evaluate_cells(
 def _measured(
     cell: EvalCell,
     plan: EvalPlan,
-    rerank: Sequence[Reranker],
+    rerank: RerankPlan | None,
     runtime: Runtime | None,
     on_progress: OnCell,
     tell: Callable[[str], None],
@@ -95,12 +95,13 @@ def _measured(
     setup = prepared(cell.config, plan, runtime)
     result = measured(setup, cell.out, lambda now: on_progress(cell, now), tell)
     reranking = None
-    if rerank:
-        reranking = rerank_groups(setup.config, rerank, setup.runtime, result.groups, result.summary.measure)
+    if rerank is not None:
+        parts = (setup.runtime, setup.evaluator)
+        reranking = rerank_groups(setup.config, rerank, parts, result.groups, result.summary.measure)
     return result, reranking, setup.runtime
 
 
-def _check(cells: Sequence[EvalCell], plan: EvalPlan) -> list[tuple[Reranker, ...]]:
+def _check(cells: Sequence[EvalCell], plan: EvalPlan) -> list[RerankPlan | None]:
     """Refuse before the first model is read what would fail at the last; the scorers of each cell."""
     for cell in cells:
         plan.check(cell.config)
@@ -124,7 +125,7 @@ def _check(cells: Sequence[EvalCell], plan: EvalPlan) -> list[tuple[Reranker, ..
         if places.count(path) > 1:
             raise WhetError(f"two models would write their completions to {path}; give --out FOLDER")
     chosen = cells[0].config.rerank  # the same for all: it is what the command line says
-    scorers = rerank_plan(cells[0].config, plan.samples) if chosen != type(chosen)() else ()
+    scorers = rerank_plan(cells[0].config, plan.samples) if chosen != type(chosen)() else None
     return [scorers if cell.config.rerank == chosen else rerank_plan(cell.config, plan.samples) for cell in cells]
 
 
