@@ -22,7 +22,7 @@ from whet.training.preference import (
     PreferenceRow,
     PreferenceTrainer,
 )
-from whet.training.rows import RowTraining
+from whet.training.rows import RowRun
 from whet.training.step_metrics import group_counts, mean_rewards, uniform_share
 from whet.types import Encoded, Group, Prompt, RunFailed, Sample, StepReport
 
@@ -36,7 +36,7 @@ class OnlinePreferenceTrainer(PreferenceTrainer):
         objective: PairObjective,
         collector: RolloutCollector,
         evaluator: Evaluator | None = None,
-        **how: Unpack[RowTraining],
+        **how: Unpack[RowRun],
     ) -> None:
         super().__init__(models, objective, PreferenceDataset(()), evaluator, online=True, **how)
         self._collector = collector

@@ -37,7 +37,7 @@ from whet.record.metrics.distribution import length_correlation
 from whet.record.metrics.timer import PhaseTimer
 from whet.training.completion_logp import CompletionScores, LiveReference, ReferenceLogp, score_completions
 from whet.training.evaluate import Evaluator
-from whet.training.rows import RowTrainer, RowTraining, rank_batches, sum_micro_batches
+from whet.training.rows import RowRun, RowTrainer, rank_batches, sum_micro_batches
 from whet.types import Prompt, Sample, StepReport, WhetError
 
 # names of the metrics on eval rows: "accuracy" is that of completions to eval prompts
@@ -101,7 +101,7 @@ class PreferenceTrainer(RowTrainer):
         dataset: PreferenceDataset,
         evaluator: Evaluator | None = None,
         online: bool = False,
-        **how: Unpack[RowTraining],
+        **how: Unpack[RowRun],
     ) -> None:
         """`online`: the dataset is empty, and rows are given step by step, by `learn`."""
         _check(objective, models, dataset, online)

@@ -52,7 +52,7 @@ from whet.record.metrics.reward_model import (
     step_metrics,
 )
 from whet.record.metrics.timer import PhaseTimer
-from whet.training.rows import RowTrainer, RowTraining, rank_batches, sum_micro_batches
+from whet.training.rows import RowRun, RowTrainer, rank_batches, sum_micro_batches
 from whet.types import Prompt, Sample, StepReport, WhetError
 
 
@@ -178,7 +178,7 @@ class RewardModelTrainer(RowTrainer):
         tokenizer: Any,
         objective: RankLoss | LabelLoss,
         dataset: RewardModelDataset,
-        **how: Unpack[RowTraining],
+        **how: Unpack[RowRun],
     ) -> None:
         _check(objective, dataset)
         super().__init__(reward_model.model, tokenizer, len(dataset.rows), **how)

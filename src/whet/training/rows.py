@@ -56,7 +56,7 @@ def sum_micro_batches(losses: Sequence[Loss], ranks: Ranks = ALONE) -> dict[str,
     return ranks.sum(totals)
 
 
-class RowTraining(TypedDict):
+class RowRun(TypedDict):
     """How a trainer on rows trains, whatever it learns from them."""
 
     batch: RowsSection
@@ -75,7 +75,7 @@ class RowTrainer(Trainer):
         tokenizer: Any,
         num_rows: int,
         evaluator: Evaluator | None = None,
-        **how: Unpack[RowTraining],
+        **how: Unpack[RowRun],
     ) -> None:
         self.model, self.tokenizer, self._evaluator, self._ranks = model, tokenizer, evaluator, how.get("ranks", ALONE)
         self._batch_section, self._optimizer_section = how["batch"], how["optimizer"]

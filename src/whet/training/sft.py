@@ -14,7 +14,7 @@ from whet.model.causal_lm import CausalLM
 from whet.model.token_logp import Details, packs, token_logp
 from whet.record.metrics.timer import PhaseTimer
 from whet.training.evaluate import Evaluator
-from whet.training.rows import RowTrainer, RowTraining, rank_batches
+from whet.training.rows import RowRun, RowTrainer, rank_batches
 from whet.types import Encoded, Prompt, Sample, StepReport
 
 
@@ -28,7 +28,7 @@ class SFTTrainer(RowTrainer):
         rows: Sequence[Encoded],
         eval_rows: Sequence[Encoded] = (),
         evaluator: Evaluator | None = None,
-        **how: Unpack[RowTraining],
+        **how: Unpack[RowRun],
     ) -> None:
         super().__init__(policy.model, tokenizer, len(rows), evaluator, **how)
         self._policy, self._rows, self._eval_rows = policy, rows, eval_rows

@@ -18,7 +18,7 @@ from whet.record.text import count_of
 from whet.training.assembly.forms import PromptForm, prompt_form, stated_form
 from whet.training.config import PreferenceConfig, RewardModelConfig, SFTConfig
 from whet.training.distributed.ranks import Ranks
-from whet.training.rows import RowTraining
+from whet.training.rows import RowRun
 from whet.types import Prompt, WhetError
 
 Read = Callable[..., list[Any]]
@@ -131,7 +131,7 @@ def file_rows(
     return train, read_usable(data, config.eval.source, reader, form=prompt_form(config, config.eval.source))
 
 
-def row_training(config: SFTConfig | PreferenceConfig | RewardModelConfig, ranks: Ranks) -> RowTraining:
+def row_training(config: SFTConfig | PreferenceConfig | RewardModelConfig, ranks: Ranks) -> RowRun:
     """How the run trains on its rows."""
     return {
         "batch": config.batch,
