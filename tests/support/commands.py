@@ -49,8 +49,8 @@ def _copied(_program: str, _arguments: Sequence[str], passed: Sequence[int]) -> 
         nowhere = os.open(os.devnull, os.O_RDWR)
         for number in map(int, os.listdir("/proc/self/fd")):
             if number > 2 and number != nowhere and number not in passed:
-                # whoever waits for the tests to end must not wait for this process; the number stays taken, as an object
-                # that was copied too may close it once more when it is collected
+                # whoever waits for the tests to end must not wait for this process; the number stays taken, as an
+                # object that was copied too may close it once more when it is collected
                 with suppress(OSError):
                     os.dup2(nowhere, number, inheritable=False)
         forkserver._forkserver.__init__()  # its lock is held by the copied process
