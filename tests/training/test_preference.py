@@ -9,6 +9,8 @@ import torch
 
 from tests.support.for_every import for_every
 from tests.support.told_apart import told_apart
+from whet.data import families
+from whet.data.chat import demonstration_tokens
 from whet.data.families import Family, family_rows
 from whet.data.pairs import PreferencePair
 from whet.data.prompts import LabelledCompletion
@@ -39,7 +41,7 @@ from whet.training.preference import (
 from whet.training.rows import RowTrainer
 from whet.training.run import RunFailed
 from whet.training.sections import OptimizerSection, RowsSection
-from whet.types import Encoded, Prompt, WhetError
+from whet.types import Demonstration, Encoded, Prompt, WhetError
 
 
 def tiny(seed=1):
@@ -316,6 +318,25 @@ def test_rows_become_tokens_and_long_ones_are_left_out_whole():
         tokenizer, [LabelledCompletion(prompt, "5", True), LabelledCompletion(prompt, "6", False)], 100
     )
     assert [row.label for row in single] == [1, -1] and [len(row.family) for row in single] == [1, 1]
+
+
+def test_rows_that_are_tokenized_together_have_the_tokens_of_each(monkeypatch):
+    monkeypatch.setattr(families, "ROWS_TOGETHER", 2)
+    tokenizer = load_model("whetstone").tokenizer
+    prompts = [Prompt(f"p{number}", ({"role": "user", "content": f"{number} + 3?"},)) for number in range(3)]
+    rows = [LabelledCompletion(prompts[1], "7", True), PreferencePair(prompts[0], "5", "61")]
+    rows += [PreferencePair(Prompt("plain", (), "2 + 3 ="), "5", "6", 0.5), PreferencePair(prompts[2], "8", "9")]
+    rows += [LabelledCompletion(prompts[0], "12", False)]
+    found, dropped = preference_rows(tokenizer, rows, 100)
+    shown = [
+        (row.prompt, (row.chosen, row.rejected) if isinstance(row, PreferencePair) else (row.completion,))
+        for row in rows
+    ]
+    assert dropped == 0 and [row.label for row in found] == [1, 0, 0, 0, -1] and found[2].margin == 0.5
+    assert [row.family for row in found] == [
+        tuple(demonstration_tokens(tokenizer, Demonstration(prompt, each)) for each in completions)
+        for prompt, completions in shown
+    ]
 
 
 @for_every(

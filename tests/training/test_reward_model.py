@@ -28,6 +28,7 @@ from whet.record.metrics.reward_model import (
 from whet.record.metrics.timer import PhaseTimer
 from whet.reward.learned.outcome import learned
 from whet.reward.learned.process import learned_steps
+from whet.training import reward_model
 from whet.training.reward_model import (
     RewardModelDataset,
     RewardModelRow,
@@ -301,6 +302,36 @@ def test_long_rows_are_left_out_whole_and_lengths_are_the_completions():
     )
     assert dropped == 1 and found[0].margin == 1.0 and found[0].ranks == (0, 1)
     assert found[0].lengths == tuple(len(tokenizer(text)["input_ids"]) for text in ("5", "66"))
+
+
+def test_rows_that_are_tokenized_together_have_the_tokens_of_each(monkeypatch):
+    monkeypatch.setattr(reward_model, "ROWS_TOGETHER", 3)
+    loaded = load_model("whetstone")
+    tokenizer, (pair, *pairs) = loaded.tokenizer, task_preferences(ARITHMETIC, "train", 3, 0, 1)
+    rows = [
+        *(pair, *task_rankings(ARITHMETIC, "train", 2, 0, 1), *task_stepped(ARITHMETIC, "train", 2, 0, 1)),
+        *(replace(pair, prompt=Prompt("plain", (), "2 + 3 =")), *task_labelled(ARITHMETIC, "train", 2, 0, 1), *pairs),
+    ]
+    found, dropped = reward_model_rows(tokenizer, rows, loaded.context, "\n")
+    alone = [reward_model_rows(tokenizer, [row], loaded.context, "\n")[0][0] for row in rows]
+    assert (found, dropped) == (alone, 0) and len({each.rows for each in found}) > 7
+    for row, each in zip(found[-2:], pairs, strict=True):
+        assert row.lengths == tuple(len(tokenizer(text)["input_ids"]) for text in (each.chosen, each.rejected))
+    said = [{"role": "assistant", "content": pair.rejected}]
+    whole = tokenizer.apply_chat_template([*pair.prompt.messages, *said], return_dict=False)
+    assert found[0].rows[1].tokens == tuple(whole) and found[5].rows[0].tokens == tuple(
+        tokenizer(f"2 + 3 ={pair.chosen}")["input_ids"]
+    )
+
+
+def test_of_rows_that_are_tokenized_together_the_first_that_cannot_be_used_is_named():
+    tokenizer = load_model("whetstone").tokenizer
+    tokenizer.chat_template = f"{{{{ 1 / (messages[0].content != 'no') }}}}{tokenizer.chat_template}"
+    tokenizer.embedding_rows = 1
+    known, refused = (Prompt(text, ({"role": "user", "content": text},)) for text in ("2 + 3?", "no"))
+    for prompts, said in (((known, refused), "embedding has 1 rows"), ((refused, known), "refuses the turns")):
+        with pytest.raises(WhetError, match=said):
+            reward_model_rows(tokenizer, [PreferencePair(prompt, "5", "6") for prompt in prompts], 100)
 
 
 def test_padding_is_never_what_a_row_ends_in():

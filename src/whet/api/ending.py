@@ -122,7 +122,7 @@ def defer_signals() -> Iterator[None]:
 
 # Runs alone with the standard library. Whoever is watched writes a byte before it goes; without it, it was ended.
 WATCHER = r"""
-import os, re, select, signal, sys
+import os, select, signal, sys
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP):
     signal.signal(number, signal.SIG_IGN)
 folder, journal, parent = sys.argv[1], sys.argv[2], int(sys.argv[3])
@@ -139,6 +139,7 @@ try:
 except OSError:
     said = b""
 if not said:
+    import re
     try:
         with open(journal, "rb") as file:
             call = file.read().decode("utf-8", "replace").strip("\0 \n")

@@ -355,6 +355,15 @@ def text_tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, ...
     return _embedded(tokenizer, tokens, f"the text {value_text(text)}") if _rows(tokenizer) is not None else tokens
 
 
+def tokens_of_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[tuple[int, ...]]:
+    """`text_tokens` of each, tokenized together, on all cores."""
+    rows = tokenizer(list(texts), add_special_tokens=False)["input_ids"] if texts else []
+    return [
+        _embedded(tokenizer, tuple(tokens), f"the text {_excerpt(text)}")
+        for text, tokens in zip(texts, rows, strict=True)
+    ]
+
+
 def _rows(tokenizer: PreTrainedTokenizerBase) -> int | None:
     """How many tokens the model knows, where the tokenizer knows more; `whet.model.load` notes it."""
     return getattr(tokenizer, "embedding_rows", None)

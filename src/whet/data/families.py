@@ -15,7 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from whet.data.chat import ROWS_TOGETHER, prompt_tokens, templated, text_tokens, tokens_of_demonstrations
+from whet.data.chat import (
+    ROWS_TOGETHER,
+    prompt_tokens,
+    templated,
+    text_tokens,
+    tokens_of_demonstrations,
+    tokens_of_texts,
+)
 from whet.data.packing import BlockSize, PaddedRows, micro_batches, padded_rows
 from whet.types import Demonstration, Encoded, Prompt, WhetError
 
@@ -76,8 +83,18 @@ def classifier_family(
     tokenizer: PreTrainedTokenizerBase, prompt: Prompt, completions: Sequence[str]
 ) -> tuple[ClassifierRow, ...]:
     """Prompt and completion as a classifier reads them, scored at the last token."""
-    rows = [_conversation_tokens(tokenizer, prompt, completion) for completion in completions]
-    return classifier_rows(rows, [(len(row) - 1,) for row in rows])
+    (family,) = classifier_families(tokenizer, [(prompt, completions)])
+    return family
+
+
+def classifier_families(
+    tokenizer: PreTrainedTokenizerBase, questions: Sequence[tuple[Prompt, Sequence[str]]]
+) -> list[tuple[ClassifierRow, ...]]:
+    """`classifier_family` of each, tokenized together."""
+    shown = [(prompt, completion) for prompt, completions in questions for completion in completions]
+    tokens = iter(_conversations_tokens(tokenizer, shown))
+    families = [list(islice(tokens, len(completions))) for _, completions in questions]
+    return [classifier_rows(rows, [(len(row) - 1,) for row in rows]) for rows in families]
 
 
 def classifier_rows(rows: Sequence[tuple[int, ...]], places: Sequence[Sequence[int]]) -> tuple[ClassifierRow, ...]:
@@ -163,9 +180,17 @@ def family_cost(family: Sequence[Encoded | ClassifierRow]) -> int:
     return shared + sum(len(row.tokens) - shared for row in family)
 
 
-def _conversation_tokens(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, completion: str) -> tuple[int, ...]:
-    """With all that the template writes after the completion: a scorer of conversations reads that too."""
-    if prompt.text is not None:
-        return tuple(tokenizer(prompt.text + completion)["input_ids"])
-    messages = (*prompt.messages, {"role": "assistant", "content": completion})
-    return text_tokens(tokenizer, templated(tokenizer, messages, prompt.id))
+def _conversations_tokens(
+    tokenizer: PreTrainedTokenizerBase, shown: Sequence[tuple[Prompt, str]]
+) -> list[tuple[int, ...]]:
+    """Prompts and completions, with all that the template writes after these: a scorer reads that too."""
+    texts = [
+        templated(tokenizer, (*prompt.messages, {"role": "assistant", "content": completion}), prompt.id)
+        for prompt, completion in shown
+        if prompt.text is None
+    ]
+    written = iter(tokens_of_texts(tokenizer, texts))
+    return [
+        next(written) if prompt.text is None else tuple(tokenizer(prompt.text + completion)["input_ids"])
+        for prompt, completion in shown
+    ]

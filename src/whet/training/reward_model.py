@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, Unpack
 
 import numpy as np
@@ -16,11 +17,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from whet.data.chat import prompt_tokens
+from whet.data.chat import ROWS_TOGETHER, prompt_tokens
 from whet.data.families import (
     ClassifierRow,
     classifier_batch,
-    classifier_family,
+    classifier_families,
     family_cost,
     family_micro_batches,
     fitting,
@@ -74,6 +75,9 @@ IDLE_SCORED = (torch.zeros(1, 2, dtype=torch.int64), torch.tensor([[False, True]
 HeadScores = Sequence[Sequence[Sequence[float]]]  # of each row, of each of its places, of each head
 
 
+JudgedRow = PreferencePair | RankedCompletions | LabelledCompletion | LabelledSteps
+
+
 @dataclass(frozen=True)
 class RewardModelRow:
     """Completions to be scored, and how they were judged: by their order, or by labels."""
@@ -97,7 +101,7 @@ class RewardModelDataset:
 
 def reward_model_rows(
     tokenizer: Any,
-    rows: Sequence[PreferencePair | RankedCompletions | LabelledCompletion | LabelledSteps],
+    rows: Sequence[JudgedRow],
     context: int,
     separator: str = "\n\n",
     every_token: bool = False,
@@ -106,7 +110,12 @@ def reward_model_rows(
 
     With `every_token` the outcome of a single completion stands on each of its tokens, not only on the last.
     """
-    encoded = [_reward_model_row(tokenizer, row, separator) for row in rows]
+    left, encoded = iter(rows), list[RewardModelRow]()
+    while some := list(islice(left, ROWS_TOGETHER)):
+        try:
+            encoded += _rows_together(tokenizer, some, separator)
+        except WhetError:  # one by one, it is said of the first row that cannot be used
+            encoded += [each for row in some for each in _rows_together(tokenizer, [row], separator)]
     if every_token:
         encoded = [
             _outcome_everywhere(tokenizer, row.prompt, encoded_row)
@@ -116,24 +125,33 @@ def reward_model_rows(
     return [encoded[number] for number in fitting_numbers], dropped
 
 
-def _reward_model_row(
-    tokenizer: Any, row: PreferencePair | RankedCompletions | LabelledCompletion | LabelledSteps, separator: str
-) -> RewardModelRow:
-    if isinstance(row, LabelledSteps):
-        one = stepped_row(tokenizer, row.prompt, row.steps, separator)
-        return RewardModelRow((one,), (len(one.tokens) - one.shared,), labels=row.labels)
+def _rows_together(tokenizer: Any, rows: Sequence[JudgedRow], separator: str) -> list[RewardModelRow]:
+    """The rows as tokens; conversations and completions are tokenized together."""
+    questions = [(row.prompt, _completions(row)) for row in rows if not isinstance(row, LabelledSteps)]
+    families = iter(classifier_families(tokenizer, questions))
+    texts = [completion for _, completions in questions for completion in completions]
+    lengths = map(len, tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else [])
+    encoded = []
+    for row in rows:
+        if isinstance(row, LabelledSteps):
+            one = stepped_row(tokenizer, row.prompt, row.steps, separator)
+            encoded.append(RewardModelRow((one,), (len(one.tokens) - one.shared,), labels=row.labels))
+            continue
+        if isinstance(row, LabelledCompletion):
+            judged: dict[str, Any] = {"labels": (float(row.label),)}
+        elif isinstance(row, RankedCompletions):
+            judged = {"ranks": row.ranks}
+        else:
+            judged = {"ranks": (0, 1), "margin": row.margin, "preference": row.preference}
+        family = next(families)
+        encoded.append(RewardModelRow(family, tuple(islice(lengths, len(family))), **judged))
+    return encoded
+
+
+def _completions(row: PreferencePair | RankedCompletions | LabelledCompletion) -> tuple[str, ...]:
     if isinstance(row, LabelledCompletion):
-        completions: tuple[str, ...] = (row.completion,)
-        judged: dict[str, Any] = {"labels": (float(row.label),)}
-    elif isinstance(row, RankedCompletions):
-        completions, judged = row.completions, {"ranks": row.ranks}
-    else:
-        completions, judged = (
-            (row.chosen, row.rejected),
-            {"ranks": (0, 1), "margin": row.margin, "preference": row.preference},
-        )
-    lengths = tuple(len(tokenizer(completion, add_special_tokens=False)["input_ids"]) for completion in completions)
-    return RewardModelRow(classifier_family(tokenizer, row.prompt, completions), lengths, **judged)
+        return (row.completion,)
+    return tuple(row.completions) if isinstance(row, RankedCompletions) else (row.chosen, row.rejected)
 
 
 def _outcome_everywhere(tokenizer: Any, prompt: Prompt, judged: RewardModelRow) -> RewardModelRow:

@@ -99,9 +99,11 @@ def prompt_words(value: Any) -> tuple[str, ...]:
     """The words of a prompt, or of a row's; two that differ in white space alone are the same. A row without a word is
     a task of its environment, and has its name."""
     prompt: Prompt = getattr(value, "prompt", value)
-    texts = (prompt.text or "", *(f"{message['role']} {message['content']}" for message in prompt.messages))
-    said = any(str(message["content"]).strip() for message in prompt.messages) or (prompt.text or "").strip()
-    return tuple(word for text in texts for word in text.split()) if said else (prompt.id,)
+    plain = prompt.text or ""
+    if not (any(str(message["content"]).strip() for message in prompt.messages) or plain.strip()):
+        return (prompt.id,)
+    texts = (plain, *(f"{message['role']} {message['content']}" for message in prompt.messages))
+    return tuple(" ".join(texts).split())
 
 
 def task_rows(config: PreferenceConfig | RewardModelConfig, write: Read) -> tuple[list[Any], list[Any]]:
