@@ -359,7 +359,7 @@ def tokens_of_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) ->
     """`text_tokens` of each, tokenized together, on all cores."""
     rows = tokenizer(list(texts), add_special_tokens=False)["input_ids"] if texts else []
     return [
-        _embedded(tokenizer, tuple(tokens), f"the text {_excerpt(text)}")
+        _embedded(tokenizer, tuple(tokens), f"the text {value_text(text)}")
         for text, tokens in zip(texts, rows, strict=True)
     ]
 
