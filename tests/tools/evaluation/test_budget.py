@@ -92,6 +92,8 @@ def test_forcing_asks_for_the_answer_where_the_budget_ends_and_keeps_the_sampled
     assert forced.completion == "a b c Final:7" and forced.stop is StopReason.END and forced.reward is None
     assert natural is short  # it answered by itself within the budget
     assert [request.max_new_tokens for request in engine.requests] == [4]
+    # a thought of one token, at a budget of one
+    assert forced_answers(Scripted(7, END), [short], [(0, 1)], 1, forcing, GREEDY, CODEC) == [short]
 
 
 def test_without_words_an_open_thought_is_closed_first():

@@ -73,6 +73,12 @@ def test_a_file_that_is_no_record_is_replaced_and_one_that_cannot_be_written_is_
 PLAN = EvalPlan(samples=2, budgets=(4, 12), forcing=BudgetForcing(answer_tokens=4), chunk=3)
 
 
+def test_two_completions_are_the_fewest_that_vote():
+    EvalPlan(samples=2, confidence="votes").check(config())
+    with pytest.raises(WhetError, match="share of several completions that agree; give --samples 8"):
+        EvalPlan(samples=1, confidence="votes").check(config())
+
+
 def config(**settings):
     values = {"model": {"threads": 1}, "eval": {"prompts": 8}, "sampling": {"max_new_tokens": 16}, **settings}
     return api.evaluation_config("whetstone", None, values)
