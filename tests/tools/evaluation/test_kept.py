@@ -93,6 +93,13 @@ def run(place: Path, plan: EvalPlan = PLAN, **settings):
     return json.dumps(record), place.read_bytes(), told
 
 
+def test_progress_counts_prompts_and_seconds(tmp_path):
+    found, began = [], time.monotonic()
+    evaluate_cells([EvalCell(config(), tmp_path / "e.jsonl")], PLAN, lambda _, now: found.append(now), lambda _: None)
+    assert [each.done for each in found] == [3, 6, 8]
+    assert 0 < found[0].seconds <= found[-1].seconds <= time.monotonic() - began
+
+
 def interrupted(place: Path, monkeypatch, after: int, plan: EvalPlan = PLAN) -> None:
     """The same evaluation, ended by Ctrl-C in a chunk."""
     whole, count = measure._chunk, 0
