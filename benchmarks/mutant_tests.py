@@ -162,7 +162,7 @@ class NearTests:
             own = Path(file).stem.removeprefix("test_") == inner.name
             calls = self.in_test(file, path, qualname).values()
             names = bool(function.search(self.file(file).text)) and (near or bool(calls))
-            return 2 * names + sum(NEXT_CALL**each for each in calls) + own + 0.25 * alike + 0.25 * near
+            return 2 * names + sum(NEXT_CALL**each for each in calls) + own + 0.05 * alike + 0.05 * near
 
         scores = {file: score(file) for file in files if Path(file).parts[1] not in OTHER_TESTS}
         return sorted((file for file, found in scores.items() if found), key=lambda file: (-scores[file], file))

@@ -364,6 +364,13 @@ def test_geometric_mean_by_hand():
     assert weight[:, 1:].tolist() == near([[math.exp(0.3), 0.0]])
 
 
+@for_every(["k_positive", "lam_positive", "k_negative", "lam_negative"])
+def test_a_gamma_gate_may_be_as_wide_as_one_likes(name):
+    assert getattr(GammaGate(**{name: 0.01}), name) == 0.01
+    with pytest.raises(ValueError, match=f"{name} is 0; give a number above 0"):
+        GammaGate(**{name: 0.0})
+
+
 def test_gamma_gate_by_hand():
     """r^2 exp(3 (1 - r)) for a good completion, r^3 exp(2 (1 - r)) for a bad one; far away nothing is left."""
     ratio, advantage = double([1.0, 2.0, 2.0, 1e-30, 20000.0]), double([1.0, 1.0, -1.0, 1.0, -1.0])

@@ -71,6 +71,12 @@ def test_a_file_that_is_no_record_is_replaced_and_one_that_cannot_be_written_is_
 PLAN = EvalPlan(samples=2, budgets=(4, 12), chunk=3)
 
 
+def test_two_completions_are_the_fewest_that_vote():
+    EvalPlan(samples=2, confidence="votes").check(config())
+    with pytest.raises(WhetError, match="share of several completions that agree; give --samples 8"):
+        EvalPlan(samples=1, confidence="votes").check(config())
+
+
 def config(**settings):
     values = {"model": {"threads": 1}, "eval": {"prompts": 8}, "sampling": {"max_new_tokens": 16}, **settings}
     return api.evaluation_config("whetstone", None, values)
@@ -83,6 +89,13 @@ def run(place: Path, plan: EvalPlan = PLAN, **settings):
     for each in record["evals"]:
         each.pop("completions")
     return json.dumps(record), place.read_bytes(), told
+
+
+def test_progress_counts_prompts_and_seconds(tmp_path):
+    found, began = [], time.monotonic()
+    evaluate_cells([EvalCell(config(), tmp_path / "e.jsonl")], PLAN, lambda _, now: found.append(now), lambda _: None)
+    assert [each.done for each in found] == [3, 6, 8]
+    assert 0 < found[0].seconds <= found[-1].seconds <= time.monotonic() - began
 
 
 def interrupted(place: Path, monkeypatch, after: int, plan: EvalPlan = PLAN) -> None:

@@ -177,6 +177,13 @@ def test_every_completion_is_kept_or_counted_once():
     assert sum(counts.values()) - counts["completions"] == 8
 
 
+def test_all_but_equal_completions_may_be_kept():
+    texts = ["a b a b a b", "a b a b a b a b", "a b a  b a b"]  # the same runs of words in all of them
+    for near, kept in ((1.0, 2), (0.9, 1)):
+        rows, _ = kept_rows([row(texts, [1, 1, 1])], rule(most_per_prompt=3, near=near))
+        assert len(rows) == kept, near
+
+
 def test_prompts_that_are_solved_other_languages_and_hints():
     solved = row(["a", "b"], [1, 1])
     assert kept_rows([solved], rule(skip_solved=True))[0] == []

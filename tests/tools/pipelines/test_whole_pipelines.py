@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -242,6 +243,34 @@ def test_steps_are_those_that_were_taken(made, tmp_path):
     values["objective"] = {"control": {"kind": "budget", "nats": 1e-9}}
     train_run(folder, "grpo", {**values, "steps": 5, "optimizer": {"learning_rate": 1e-2}})
     assert trained_result(folder)["steps"] < 5
+
+
+@pytest.mark.parametrize(
+    ("finished", "steps", "resumed"), [(True, 3, []), (True, 5, [5]), (False, 3, [None]), (False, 5, [5])]
+)
+def test_a_stage_goes_on_with_a_run_that_is_not_over_or_too_short(tmp_path, monkeypatch, finished, steps, resumed):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.toml").write_text("")
+    asked = []
+
+    def resume(folder, *, steps, **settings):
+        asked.append(steps)
+        return SimpleNamespace(status="finished", before={}, after={})
+
+    for name, found in (("total_steps", 3), ("is_finished", finished), ("read_summary", {})):
+        monkeypatch.setattr(f"whet.tools.pipelines.training.{name}", lambda folder, found=found: found)
+    monkeypatch.setattr("whet.api.resume", resume)
+    assert train_run(tmp_path, "grpo", {"steps": steps}) == {"before": {}, "after": {}} and asked == resumed
+
+
+def test_judgements_without_a_winner_end_the_pipeline(tmp_path, monkeypatch):
+    from whet.tools.pipelines.library.entry import StageInput, StageWork
+    from whet.tools.pipelines.library.judging import JudgedPairsEntry
+
+    (tmp_path / "drawn.jsonl").write_text("")
+    monkeypatch.setattr(JudgedPairsEntry, "label", lambda entry, run, candidates: [])
+    work = StageWork(None, {"completions": StageInput(source=str(tmp_path / "drawn.jsonl"))}, tmp_path, {})
+    assert JudgedPairsEntry(name="pairs", completions="c").work(work)["stop_reason"] == "no pair has a winner"
 
 
 def test_the_comparison_names_every_way_with_what_it_spent(made):

@@ -1,6 +1,8 @@
 """What each way of training needs, and what it says it optimises."""
 
+from whet.reward.sections import RewardPartSection, RewardSection
 from whet.training.assembly.assembly import describe
+from whet.training.assembly.fingerprints import reward_file_digests
 from whet.training.config import resolved
 
 
@@ -22,3 +24,16 @@ def test_each_way_of_training_says_what_it_optimises():
     described = [describe(resolved(method, {}), ()) for method in ("grpo", "sft", "dpo", "rm")]
     assert [title for title, _ in described] == ["GRPO", "SFT", "DPO", "Reward model"]
     assert all(len(lines) >= 3 for _, lines in described)
+
+
+def test_files_of_rewards_are_known_by_what_they_hold(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("def right(prompt, completion): return 1.0\n")
+    sections = [
+        RewardSection(parts=tuple(RewardPartSection(reward=name) for name in names))
+        for names in ((f"{file}:right", "exact_answer"), (f"{file}:other", f"{tmp_path}/gone.py:right"))
+    ]
+    before = reward_file_digests(sections)
+    assert list(before) == [f"reward {file}"]
+    file.write_text("def right(prompt, completion): return 0.0\n")
+    assert reward_file_digests(sections) != before

@@ -34,7 +34,9 @@ def test_a_small_model_gets_one_thread(monkeypatch):
     assert thread_choice(0, 1_999_999)[0] == 1
     assert thread_choice(3, 10**9)[0] == 3
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(16)), raising=False)
-    assert thread_choice(0, 10**9)[0] == 16
+    for load, busy in ((9.0, "; other jobs keep 9.0 busy, model.threads=1 may be faster"), (7.0, "")):
+        monkeypatch.setattr("os.getloadavg", lambda load=load: (load, 0.0, 0.0), raising=False)
+        assert thread_choice(0, 10**9) == (16, f"every usable core{busy}")
     assert thread_choice(0, 10**9, on_gpu=True) == (4, "the GPU computes; 16 usable cores")
     assert thread_choice(9, 10**9, on_gpu=True)[0] == 9
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
