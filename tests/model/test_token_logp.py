@@ -48,6 +48,12 @@ def plain(model, tokens, action, temperature):
     return [torch.where(action, torch.cat([zero, each], 1), 0.0) for each in (picked, entropy)]
 
 
+def test_a_trunk_is_told_from_its_head_whatever_dropout_a_model_trains_with():
+    model = model_of("gpt2").train()
+    assert model.config.resid_pdrop > 0
+    assert not causal_lm(model).whole and model.training and all(module.training for module in model.modules())
+
+
 @pytest.mark.parametrize("kind", ["llama", "gemma2", "granite", "cohere", "gpt2"])
 @pytest.mark.parametrize(("temperature", "chunk"), [(0.7, 1), (1.0, 61 * 4), (0.7, 1 << 22)])
 def test_values_and_gradients_equal_the_plain_ones(exact, kind, temperature, chunk, monkeypatch):

@@ -16,7 +16,7 @@ from whet.protocols import Session
 from whet.rollout import torch_engine
 from whet.rollout.buffer_decode import BufferBackend
 from whet.rollout.decode_session import DecodeSession
-from whet.rollout.session import BatchSession
+from whet.rollout.session import BatchSession, open_session
 from whet.rollout.torch_engine import TorchEngine
 from whet.types import Request, Sampling, SessionShape, StopReason, WhetError
 
@@ -192,6 +192,13 @@ def test_a_session_writes_what_each_turn_from_scratch_would(family, path, monkey
             action[: len(sample.tokens)] |= sample.action
             logp[: len(sample.tokens)] += sample.behavior_logp
         torch.testing.assert_close(token_logp(lm, whole[None], action[None]).logp[0], logp, rtol=0, atol=GAP)
+
+
+def test_a_run_opens_a_session_over_batches_where_a_model_has_no_other():
+    engine = engine_of(model_of("llama"), fast=False)
+    with open_session(engine, Sampling(max_new_tokens=4), SHAPE, turns=3) as session:
+        session.add(0, Request(PROMPTS[0], 1))
+        assert [number for number, _ in session.advance()] == [0] and session.is_idle
 
 
 @pytest.mark.parametrize("delay", [0, 4])

@@ -163,6 +163,15 @@ def _head(model: Any) -> VocabularyHead | None:
 
 @torch.no_grad()
 def _agrees(lm: CausalLM) -> bool:
+    was_training = lm.model.training
+    lm.model.eval()  # two passes with dropout never agree
+    try:
+        return _agrees_in_eval_mode(lm)
+    finally:
+        lm.model.train(was_training)
+
+
+def _agrees_in_eval_mode(lm: CausalLM) -> bool:
     device = lm.device
     tokens = (torch.arange(1, 7, device=device) % lm.vocabulary)[None]
     with lm._precision():

@@ -68,6 +68,12 @@ class BatchSession:
     def close(self) -> None:
         self._waiting.clear()
 
+    def __enter__(self) -> BatchSession:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
 
 class LateSession:
     """A session that is opened when the first requests are written.

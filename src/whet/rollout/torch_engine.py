@@ -11,7 +11,7 @@ is, and why.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import cached_property, partial
 from typing import Any
 
@@ -213,7 +213,7 @@ class TorchEngine:
         finally:
             self._lm.model.train(was_training)
 
-    def session(self, sampling: Sampling, shape: SessionShape) -> DecodeSession | closing[BatchSession]:
+    def session(self, sampling: Sampling, shape: SessionShape) -> DecodeSession | BatchSession:
         """Room for conversations of this shape; `session_path` says how they are written.
 
         The weights are those of now: a session is closed before they change, or told so by its own `load`.
@@ -230,7 +230,7 @@ class TorchEngine:
             with torch.inference_mode() if inference else torch.no_grad():
                 backend = BufferBackend(decoder, job, self._rows_per_batch, shape)
         else:
-            return closing(BatchSession(self, sampling))
+            return BatchSession(self, sampling)
         return DecodeSession(
             self._lm,
             DecodeScheduler(backend, job, (shape.prompt_tokens, shape.growth)),
