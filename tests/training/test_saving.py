@@ -510,12 +510,16 @@ def test_killed_at_random_moments_with_the_cadence_by_cost(tmp_path):
 
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     assert finished(*arguments(whole)).returncode == 0
-    stream, process, kills = random.Random(7), started(*arguments(broken)), 0
+
+    def written():
+        return (broken / "metrics.jsonl").stat().st_mtime_ns if (broken / "metrics.jsonl").exists() else 0
+
+    stream, process, kills, before = random.Random(7), started(*arguments(broken)), 0, 0
     while kills < 6:
         deadline = time.monotonic() + 120
-        while not (broken / "metrics.jsonl").exists() and time.monotonic() < deadline:
+        while written() == before and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.01)
-        time.sleep(stream.uniform(0.0, 0.6) + (4.0 if kills else 0.0))  # a resume takes seconds to its first step
+        time.sleep(stream.uniform(0.0, 0.6))
         if process.poll() is not None:
             break
         process.send_signal(signal.SIGKILL)
@@ -523,7 +527,7 @@ def test_killed_at_random_moments_with_the_cadence_by_cost(tmp_path):
         kills += 1
         for path in complete_checkpoints(broken / "checkpoints"):
             verify_checkpoint(path)
-        process = started("resume", str(broken))
+        before, process = written(), started("resume", str(broken))
     process.wait()
     assert process.returncode == 0, process.stderr
     assert kills >= 2 and outcome(broken) == outcome(whole)
