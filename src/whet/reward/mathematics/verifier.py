@@ -57,8 +57,8 @@ class MathPool:
         """The result of every job, in order."""
         if self._owner != os.getpid():  # the sessions belong to the process that this one was forked from
             self._idle, self._owner = [], os.getpid()
-        # a process costs a second of start: one for a few jobs, all for many
-        most = min(self.sandbox.size, 1 + len(jobs) // 4)
+        # a process costs a second of start: those that wait take part, and a few jobs start one, many start all
+        most = min(self.sandbox.size, max(len(self._idle), 1 + len(jobs) // 4))
         return side_by_side([functools.partial(self._ask, job) for job in jobs], most)
 
     def close(self) -> None:
