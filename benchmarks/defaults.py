@@ -30,6 +30,8 @@ PROMPTS, GROUP = 32, 8
 EVAL_PROMPTS, MOST_TOKENS = 400, 512
 PASS_TOKENS = 16384  # others have the same GPU's memory
 RATES = (1e-6, 3e-6)
+TEACHER = "1.5B"  # of the smaller one
+TAUGHT_RATES = (9e-5, 1e-5)  # the default at 0.5B first
 ALTERNATIVES: dict[str, dict[str, Any]] = {  # what else a default says, against the same run with the default
     "no warm-up": {"optimizer": {"warmup_steps": 0}},
     "16 x 16": {"batch": {"prompts_per_step": 16, "group_size": 16}},
@@ -41,6 +43,8 @@ ALTERNATIVES: dict[str, dict[str, Any]] = {  # what else a default says, against
 
 def plans(seed: int) -> Iterator[tuple[str, str, str, float, bool, str]]:
     """(model, task, method, rate, with adapters, alternative), the most telling first."""
+    for rate in TAUGHT_RATES:
+        yield "0.5B", "gsm8k", "opd_full", rate, False, ""
     for method in ("grpo", "dr_grpo"):
         for rate in RATES:
             yield "0.5B", "gsm8k", method, rate, False, ""
@@ -74,7 +78,8 @@ def planned(
     runs = []
     for seed in seeds:
         for model, task, method, rate, adapters, alternative in plans(seed):
-            if model not in models:
+            taught = method == "opd_full"
+            if model not in models or (taught and TEACHER not in models):
                 continue
             name = "-".join([model, task, method, *(["lora"] if adapters else []), f"{rate:g}", *alternative.split()])
             settings: dict[str, Any] = {
@@ -87,6 +92,8 @@ def planned(
                 "eval": {"every": max(1, min(steps, STEPS) // EVALS), "prompts": EVAL_PROMPTS},
                 "report": {"save": "weights", "save_every": 10**9, "samples_per_step": 0, "weights_dtype": "bf16"},
             }
+            if taught:
+                settings["teacher"] = {"name": models[TEACHER]}
             if tiny:
                 settings["eval"]["prompts"] = 20
                 settings["batch"] = {"prompts_per_step": 4, "group_size": 4}
