@@ -230,7 +230,9 @@ def main() -> None:
     values = summary(records)
     print(table(values))
     if chosen.results:
-        write_results(chosen.results, {"runs": values, "model": Path(chosen.model or "").name})
+        write_results(
+            chosen.results, {"runs": values, "model": Path(chosen.model or "").name}, archived=bool(chosen.archive)
+        )
         if not chosen.archive and not chosen.tiny:
             write_archive(ARCHIVES / "agent_learning.jsonl.xz", records)
             print(f"wrote {(ARCHIVES / 'agent_learning.jsonl.xz').relative_to(ROOT)}")

@@ -177,7 +177,7 @@ def main() -> None:
         print(f"{row['verdict']:22} {name:26} {effect}")
     print(json.dumps({key: values[key] for key in ("verdicts", "runs", "failed", "core_minutes")}))
     if options.results:
-        write_results(options.results, values)
+        write_results(options.results, values, archived=options.archive)
         if not options.archive:
             kept = Path(options.folder) / ARCHIVE.name
             write_archive(kept, records)

@@ -31,7 +31,8 @@ EVAL_PROMPTS, MOST_TOKENS = 400, 512
 PASS_TOKENS = 16384  # others have the same GPU's memory
 RATES = (1e-6, 3e-6)
 TEACHER = "1.5B"  # of the smaller one
-TAUGHT_RATES = (9e-5, 1e-5)  # the default at 0.5B first
+TAUGHT_RATES = (1e-5, 3e-6, 3e-5)  # the default first
+SFT_RATES = (9e-5, 2e-5)  # the default at 0.5B first
 ALTERNATIVES: dict[str, dict[str, Any]] = {  # what else a default says, against the same run with the default
     "no warm-up": {"optimizer": {"warmup_steps": 0}},
     "16 x 16": {"batch": {"prompts_per_step": 16, "group_size": 16}},
@@ -62,6 +63,8 @@ def plans(seed: int) -> Iterator[tuple[str, str, str, float, bool, str]]:
         yield "0.5B", "gsm8k", method, RATES[1], False, ""
     yield "1.5B", "gsm8k", "grpo", RATES[0], False, ""
     yield "1.5B", "mbpp", "grpo", 2e-5, True, ""
+    for rate in SFT_RATES:
+        yield "0.5B", "gsm8k", "sft", rate, False, ""
 
 
 def planned(
@@ -81,7 +84,8 @@ def planned(
             taught = method == "opd_full"
             if model not in models or (taught and TEACHER not in models):
                 continue
-            name = "-".join([model, task, method, *(["lora"] if adapters else []), f"{rate:g}", *alternative.split()])
+            other = " ".join(filter(None, [alternative, "" if steps == STEPS else f"{steps} steps"]))
+            name = "-".join([model, task, method, *(["lora"] if adapters else []), f"{rate:g}", *other.split()])
             settings: dict[str, Any] = {
                 "seed": seed,
                 "steps": steps,
@@ -94,6 +98,8 @@ def planned(
             }
             if taught:
                 settings["teacher"] = {"name": models[TEACHER]}
+            if method == "sft":
+                settings["batch"] = {"micro_batch_tokens": PASS_TOKENS}
             if tiny:
                 settings["eval"]["prompts"] = 20
                 settings["batch"] = {"prompts_per_step": 4, "group_size": 4}
@@ -110,7 +116,7 @@ def planned(
                 "method": method,
                 "rate": rate,
                 "lora": adapters,
-                "other": " ".join(filter(None, [alternative, "" if steps == STEPS else f"{steps} steps"])),
+                "other": other,
             }
             runs.append(PlannedRun(f"{name}-s{seed}", method, settings, {**tags, "seed": seed}))
     return runs
@@ -133,16 +139,31 @@ def outcome(members: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """One rate: before, best and last accuracy with their intervals, and what else moved."""
     curves = [curve for record in members if len(curve := evaluations(record)) > 1]
     failed = [record["error"] for record in members if record["error"]]
+    steps = [[line for line in record["lines"] if "counts" in line] for record in members]
+    divergence = {
+        when: fmean(line["metrics"]["teacher_divergence"] for lines in steps for line in lines[part])
+        for when, part in (("first", slice(1)), ("last", slice(-5, None)))
+        if all("teacher_divergence" in line["metrics"] for lines in steps for line in lines[part])
+    }
+    taught = {"divergence": {"steps": len(steps[0]), **divergence}} if divergence else {}
     if not curves:
-        return {"seeds": len(members), "failed": failed or ["no evaluation"]}
+        return {"seeds": len(members), "failed": failed or ["no evaluation"], **taught}
     before, last = (fmean(curve[place][1] for curve in curves) for place in (0, -1))
     best = fmean(max(value for _, value in curve[1:]) for curve in curves)
     trials = len(curves) * members[0]["settings"]["eval"]["prompts"]
     low, high = share_interval(last, trials)
-    steps = [[line for line in record["lines"] if "counts" in line] for record in members]
-    truncated = [sum(line["counts"]["truncated"] for line in lines[-5:]) for lines in steps if lines]
-    samples = [sum(line["counts"]["samples"] for line in lines[-5:]) for lines in steps if lines]
-    entropy = [fmean(line["metrics"]["entropy"] for line in lines[-5:]) for lines in steps if lines]
+    last_steps = [
+        line for lines in steps for line in lines[-5:] if "truncated" in line["counts"]
+    ]  # SFT samples nothing
+    sampled = (
+        {
+            "truncated": sum(line["counts"]["truncated"] for line in last_steps)
+            / sum(line["counts"]["samples"] for line in last_steps),
+            "entropy": fmean(line["metrics"]["entropy"] for line in last_steps),
+        }
+        if last_steps
+        else {}
+    )
     return {
         "seeds": len(curves),
         "steps": curves[0][-1][0],
@@ -153,8 +174,8 @@ def outcome(members: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "high": high,
         "best": best,
         "gain": last - before,
-        "truncated": sum(truncated) / max(1, sum(samples)),
-        "entropy": fmean(entropy),
+        **sampled,
+        **taught,
         **({"failed": failed} if failed else {}),
     }
 
@@ -169,7 +190,7 @@ def table(values: Mapping[str, Any]) -> str:
         numbers = "".join(f"{result[key]:8.1%}" for key in ("before", "best", "last"))
         interval = f"{result['low']:.1%} to {result['high']:.1%}"
         lines.append(
-            f"{name:44}{numbers}   {interval:15}  {result['truncated']:9.1%}  {result['entropy']:7.3f}"
+            f"{name:44}{numbers}   {interval:15}  {result.get('truncated', 0):9.1%}  {result.get('entropy', 0):7.3f}"
             f"  {result['seeds']:5}"
         )
     return "\n".join(lines)
@@ -205,7 +226,13 @@ def main() -> None:
     values = summary(records)
     print(table(values))
     if chosen.results:
-        write_results(chosen.results, {"runs": values, "eval_prompts": EVAL_PROMPTS})
+        evaluated = {name: result for name, result in values.items() if "last" in result}
+        others = {name: result for name, result in values.items() if "last" not in result}
+        write_results(
+            chosen.results,
+            {"runs": evaluated, "without_evaluation": others, "eval_prompts": EVAL_PROMPTS},
+            archived=bool(chosen.archive),
+        )
         if not chosen.archive and not chosen.tiny:
             write_archive(ARCHIVES / "defaults.jsonl.xz", records)
             print(f"wrote {(ARCHIVES / 'defaults.jsonl.xz').relative_to(ROOT)}")

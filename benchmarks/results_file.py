@@ -40,8 +40,11 @@ def add_results_flag(parser: Any, name: str) -> None:
     )
 
 
-def write_results(name: str, values: Mapping[str, Any], folder: Path = RESULTS) -> Path:
-    """Write FOLDER/NAME.json from values of this run, measured just now; the file that was there is replaced."""
+def write_results(name: str, values: Mapping[str, Any], folder: Path = RESULTS, archived: bool = False) -> Path:
+    """Write FOLDER/NAME.json from values of this run, measured just now; the file that was there is replaced.
+
+    `archived`: the values are of runs made before; date, commit, code and machine stay those of the file there.
+    """
     loaded = {module.split(".")[1] for module in sys.modules if module.startswith("whet.")}
     rooms = loaded if "training" in loaded else {*loaded, *CORE}  # what runs in processes of its own is not seen here
     path = Path(folder) / f"{name}.json"
@@ -54,6 +57,11 @@ def write_results(name: str, values: Mapping[str, Any], folder: Path = RESULTS) 
         "machine": machine(),
         "values": shortened(values),
     }
+    if archived and path.exists():
+        before = json.loads(path.read_text("utf-8"))
+        record = {key: before[key] for key in before if key not in ("command", "values")} | {
+            key: record[key] for key in ("command", "values")
+        }
     beside = path.with_suffix(".part")
     beside.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     beside.replace(path)

@@ -77,3 +77,16 @@ def test_every_results_file_says_where_it_is_from(path):
     assert found["command"].startswith("python ") and (RESULTS.parent / found["command"].split()[1]).is_file()
     assert re.fullmatch(r"[0-9a-f]{7,}|unknown", found["commit"])
     assert not re.search(r'[" =]/\w', path.read_text()), "a path of the machine"
+
+
+def test_a_table_made_from_an_archive_keeps_where_and_when_its_runs_were_made(tmp_path):
+    file = tmp_path / "old.json"
+    file.write_text(
+        json.dumps({"command": "a", "date": "2020-01-01", "commit": "1", "machine": "M", "values": {"x": 1}})
+    )
+    record = json.loads(write_results("old", {"x": 2}, tmp_path, archived=True).read_text())
+    assert {key: record[key] for key in ("date", "commit", "machine", "values")} == {
+        "date": "2020-01-01", "commit": "1", "machine": "M", "values": {"x": 2},
+    }  # fmt: skip
+    assert "code" not in record  # the code of today did not make these runs
+    assert json.loads(write_results("old", {"x": 3}, tmp_path).read_text())["commit"] != "1"

@@ -51,9 +51,9 @@ finished
 | `{grpo_step_cpu/*}` | {grpo_step_cpu/*/sides/whet/step:.2f} s, {grpo_step_cpu/*/sides/whet/peak_GB:.1f} GB | {grpo_step_cpu/*/sides/trl/step:.2f} s, {grpo_step_cpu/*/sides/trl/peak_GB:.1f} GB | {grpo_step_cpu/*/sides/trl/times/step:.1f} | {grpo_step_cpu/*/sides/whet/shares/step:.0%} |
 | `smollm2` | {grpo_step_cpu_smollm2/smollm2/sides/whet/step:.2f} s, {grpo_step_cpu_smollm2/smollm2/sides/whet/peak_GB:.1f} GB | {grpo_step_cpu_smollm2/smollm2/sides/trl/step:.2f} s, {grpo_step_cpu_smollm2/smollm2/sides/trl/peak_GB:.1f} GB | {grpo_step_cpu_smollm2/smollm2/sides/trl/times/step:.1f} | {grpo_step_cpu_smollm2/smollm2/sides/whet/shares/step:.0%} |""",
     "defaults": """\
-| model, task, method, rate | before | best | last | 95% interval of the last | truncated | entropy |
-|---|---|---|---|---|---|---|
-| {defaults/runs/*} | {defaults/runs/*/before:.1%} | {defaults/runs/*/best:.1%} | {defaults/runs/*/last:.1%} | {defaults/runs/*/low:.1%} to {defaults/runs/*/high:.1%} | {defaults/runs/*/truncated:.1%} | {defaults/runs/*/entropy:.2f} |""",
+| model, task, method, rate | steps | seeds | before | best | last | 95% interval of the last | truncated | entropy |
+|---|---|---|---|---|---|---|---|---|
+| {defaults/runs/*} | {defaults/runs/*/steps} | {defaults/runs/*/seeds} | {defaults/runs/*/before:.1%} | {defaults/runs/*/best:.1%} | {defaults/runs/*/last:.1%} | {defaults/runs/*/low:.1%} to {defaults/runs/*/high:.1%} | {defaults/runs/*/truncated:.1%} | {defaults/runs/*/entropy:.2f} |""",
     "real_run": """\
 | share of the wall time | code: GRPO on MBPP | maths: Dr. GRPO on GSM8K |
 |---|---|---|

@@ -38,8 +38,6 @@ def test_the_built_in_model_has_numbers_of_its_own():
     ("method", "wide", "narrow"),
     [
         ("sft", 2e-5, 1e-4),
-        ("opd", 2e-5, 1e-4),  # a teacher grades every token: the rate of demonstrations
-        ("sdpo", 2e-5, 1e-4),
         ("dpo", 1e-6, 7e-6),
         ("orpo", 5e-6, 4e-5),  # its paper's own
         ("apo_zero", 2e-7, 1e-6),
@@ -62,6 +60,8 @@ def test_a_policy_learns_at_one_rate_whatever_the_width_of_a_real_model(tmp_path
     wide, half_billion = folder_of(tmp_path / "wide", hidden_size=8192), folder_of(tmp_path / "half", hidden_size=896)
     assert [rate("grpo", model) for model in (wide, half_billion, "smollm2")] == [1e-6] * 3
     assert [rate("ppo", model, lora=16) for model in (wide, half_billion)] == [pytest.approx(1e-5)] * 2
+    assert [rate("opd_full", model) for model in (wide, half_billion, "smollm2")] == [1e-5] * 3
+    assert rate("sdpo", "smollm2", lora=16) == pytest.approx(1e-4)
     assert rate("grpo", folder_of(tmp_path / "toy", hidden_size=64)) == 6e-5  # narrower than the built-in model
     assert (
         "docs/defaults.md" in rate_reasons(resolved("grpo", {"model": {"name": "smollm2"}}))["optimizer.learning_rate"]

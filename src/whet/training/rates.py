@@ -3,9 +3,9 @@
 The published rates are for models of 7B and 8B, which are 4096 wide. AdamW's best rate falls as 1 / width (Yang et al.
 2022, Tensor Programs V), so a narrower model gets more. One digit is kept: nobody knows the second.
 
-A policy is the exception: rewards of sampled completions are a far noisier signal than demonstrations, and 5e-6, which
-1 / width gives a model of 0.5B, ruined one. Every policy wider than the built-in model learns at the published rate
-itself, after a warm-up; docs/defaults.md has the runs.
+A policy is the exception, whether a reward or a teacher grades its completions: they change with it, and what 1 / width
+gives a model of 0.5B (5e-6 for a reward, 9e-5 for a teacher) ruined one. Every policy wider than the built-in model
+learns at one rate, after a warm-up; docs/defaults.md has the runs.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ CRITIC = PublishedRate(1e-5, "Ouyang et al. 2022 (9e-6)")
 PREFERENCE = PublishedRate(1e-6, "Rafailov et al. 2023")
 DEMONSTRATION = PublishedRate(2e-5, "Touvron et al. 2023; Tunstall et al. 2023")
 REWARD_MODEL = PublishedRate(1e-5, "Touvron et al. 2023; Ouyang et al. 2022 (9e-6)")
-# a teacher's word on every token is as dense a signal as a demonstration, and nothing like one reward per completion
-TEACHER = PublishedRate(DEMONSTRATION.rate, f"that of demonstrations, {DEMONSTRATION.source}")
+# a teacher's word on every token is a denser signal than one reward per completion
+TEACHER = PublishedRate(1e-5, f"half of that for demonstrations, {DEMONSTRATION.source}", depends_on_width=False)
 BY_KIND = {"policy": POLICY, "preference": PREFERENCE, "sft": DEMONSTRATION, "reward_model": REWARD_MODEL}
 
 
