@@ -53,7 +53,7 @@ def test_an_archive_holds_what_was_written(records, tmp_path):
 def test_real_runs_that_learned_are_left_in_peace(tmp_path):
     """Runs of models of 0.5B and 1.5B, none of which ended below its start: the doctor alarms nobody."""
     alarmed = {}
-    records = [record for record in read_archive(ARCHIVES / "defaults.jsonl.xz") if record["status"] == "finished"]
+    records = [record for record in read_archive(ARCHIVES / "defaults.jsonl.xz") if record["facts"]]  # none where cut
     assert len(records) >= 14
     for record in records:
         folder = tmp_path / record["name"]
