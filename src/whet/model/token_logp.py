@@ -321,7 +321,7 @@ class _Head:
     details: Details
 
     def logits(self, lm: CausalLM, states: Tensor, support: Tensor | None) -> Tensor:
-        return _among(lm.logits(states) / self.temperature, support)
+        return _among(_tempered(lm.logits(states), self.temperature), support)
 
 
 def _among(logits: Tensor, support: Tensor | None) -> Tensor:
@@ -369,42 +369,47 @@ def _chunk(
 ) -> tuple[Tensor, ...]:
     """logp, entropy, the likeliest tokens' logp, whether the target is one of them, KL, how far from the teacher; empty
     where not wanted."""
-    whole = head.lm.logits(states) / head.temperature
-    picked = whole.gather(-1, targets[:, None])[:, 0]
-    logits = _among(whole, support)
-    norm = logits.logsumexp(-1)
+    # memory bounds this: every step more over the vocabulary costs
+    whole = _tempered(head.lm.logits(states), head.temperature).log_softmax(-1)
+    scored, logp = whole.gather(-1, targets[:, None])[:, 0], whole
+    if support is not None:
+        among = _among(whole, support)
+        norm = among.logsumexp(-1)
+        scored, logp = scored - norm, among - norm[:, None]
     if head.details.entropy_gradient:
-        entropy = _entropy(logits - norm[:, None])
+        entropy = _entropy(logp)
     else:
         with torch.no_grad():
-            entropy = _entropy(logits - norm[:, None])
-    top = logits.topk(head.details.num_top, dim=-1).values - norm[:, None]
-    chose_top = picked >= logits.amax(-1)
-    divergence = norm.new_zeros(len(norm))
+            entropy = _entropy(logp)
+    top = logp.topk(head.details.num_top, dim=-1).values
+    chose_top = scored >= logp.amax(-1)
+    divergence = distance = scored.new_zeros(len(scored))
     if others is not None and head.details.reference is not None:
         with torch.no_grad():
             reference = head.logits(head.details.reference, others, support).log_softmax(-1)
-        logp = logits - norm[:, None]
         gap = (logp - reference).masked_fill(logp == float("-inf"), 0.0)
         divergence = (logp.exp() * gap).sum(-1)
-    distance = norm.new_zeros(len(norm))
     if taught is not None and head.details.distillation is not None:
         distance = _distance(head.details.distillation, whole, taught, taught_logp)
-    return picked - norm, entropy, top, chose_top, divergence, distance
+    return scored, entropy, top, chose_top, divergence, distance
 
 
-def _distance(distillation: DistillationTarget, logits: Tensor, taught: Tensor, taught_logp: Tensor | None) -> Tensor:
+def _distance(distillation: DistillationTarget, logp: Tensor, taught: Tensor, taught_logp: Tensor | None) -> Tensor:
     """[A]. Both distributions are of the whole vocabulary, whatever part of it was sampled from. Two heads may be
     padded differently: rows that one of them lacks are no tokens."""
     if distillation.teacher is None:
         assert taught_logp is not None
-        own = logits.gather(-1, taught) - logits.logsumexp(-1, keepdim=True)
+        own = logp.gather(-1, taught)
         return distillation.divergence(with_rest(own), with_rest(taught_logp.to(own.dtype)))
     with torch.no_grad():
-        theirs = distillation.teacher.logits(taught) / distillation.temperature
-        width = min(logits.shape[-1], theirs.shape[-1])
-        theirs = theirs[:, :width].log_softmax(-1).to(logits.device, logits.dtype)
-    return distillation.divergence(logits[:, :width].log_softmax(-1), theirs)
+        theirs = _tempered(distillation.teacher.logits(taught), distillation.temperature)
+        width = min(logp.shape[-1], theirs.shape[-1])
+        theirs = theirs[:, :width].log_softmax(-1).to(logp.device, logp.dtype)
+    return distillation.divergence(logp if width == logp.shape[-1] else logp[:, :width].log_softmax(-1), theirs)
+
+
+def _tempered(logits: Tensor, temperature: float) -> Tensor:
+    return logits if temperature == 1.0 else logits / temperature
 
 
 def with_rest(logp: Tensor) -> Tensor:
@@ -414,4 +419,4 @@ def with_rest(logp: Tensor) -> Tensor:
 
 
 def _entropy(logp: Tensor) -> Tensor:
-    return -(logp.exp() * logp.masked_fill(logp == float("-inf"), 0.0)).sum(-1)
+    return -(logp.exp() * logp.clamp(min=torch.finfo(logp.dtype).min)).sum(-1)  # 0 times -inf is no number
