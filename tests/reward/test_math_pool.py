@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from math_verify import parser
 
 from whet.reward.call import Together, as_reward
 from whet.reward.failure import collected_reasons
@@ -49,6 +50,34 @@ def test_a_slow_job_is_stopped_and_the_next_one_runs(pool: MathPool) -> None:
     results = pool.run([extract, ENDLESS, extract])
     assert [result.value for result in results] == ["7", None, "7"]
     assert [result.is_slow for result in results] == [False, True, False]
+
+
+RUNNING_TEXTS = (
+    r"Natalia sold \[ \text{May} = \frac{48}{2} = 24 \] clips in May. That is $48 + 24 = 72$ clips",
+    "so she has 48 / 2 = 24 of them, and 24 + 3 =",
+    "### Step 2\nThey sold 1,234.5 of 2,000 (that is 61.7%)",
+    r"either $3$ or $4$, and $5$ and $x + \unknown{$",
+    r"the value \( \ \) is missing, 7 before it and \[ \] after",
+    r"\[ 2 \times 12 = 24 \] so we have \frac{1}{2} of it, 50%",
+    r"$\{x \mid x > 3\}$, and $12 \%$ of $9^{9^{9}$",
+    "so x is $3$ and $4$",
+    r"first \boxed{3} clips, which is all that she sold to her friends in the whole month of April, then \boxed{ } clips",
+    "nothing at all",
+)
+
+
+@pytest.mark.parametrize("text", RUNNING_TEXTS)
+def test_the_text_found_in_running_text_is_the_librarys_own(text: str) -> None:
+    latex = parser.LatexExtractionConfig(normalization_config=verifier_calls._normalization())
+    parts = parser.parse(text, (latex, parser.ExprExtractionConfig()), parsing_timeout=None)
+    assert [verifier_calls.extract(text)] == ([part for part in parts if isinstance(part, str)] or [None])
+
+
+def test_sympy_reads_no_text_that_is_only_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("parse_latex_cached", "parse_expr_cached"):
+        monkeypatch.setattr(parser, name, lambda text: pytest.fail(f"sympy was asked for {text!r}"))
+    assert verifier_calls.extract(RUNNING_TEXTS[0]) == "48 + 24 = 72"
+    assert verifier_calls.extract("so 48 / 2 + 24") == "48 / 2 + 24"
 
 
 def test_what_the_library_prints_is_not_its_answer(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
