@@ -62,7 +62,7 @@ RUNNING_TEXTS = (
     r"\[ 2 \times 12 = 24 \] so we have \frac{1}{2} of it, 50%",
     r"$\{x \mid x > 3\}$, and $12 \%$ of $9^{9^{9}$",
     "so x is $3$ and $4$",
-    r"first \boxed{3} clips, which is all that she sold to her friends in the whole month of April, then \boxed{ } clips",
+    r"first \boxed{3} clips, all that she sold to her friends in the whole month of April, then \boxed{ } clips",
     "nothing at all",
 )
 

@@ -513,7 +513,8 @@ def test_a_pool_that_is_closed_under_a_batch_still_gives_its_results():
     assert found == ["0\n", "1\n", "2\n", "3\n"]
 
 
-def test_workers_that_have_yet_to_start_end_with_their_pool():
+def test_workers_that_have_yet_to_start_end_with_their_pool(monkeypatch):
+    monkeypatch.setattr("whet.reward.sandbox.pool.END_SECONDS", 60.0)
     sandbox = Sandbox(1, ("math_verify",), is_trusted=True)
     (batch,) = in_threads([sandbox.start], 1, "starter")
     while not sandbox._starting:
