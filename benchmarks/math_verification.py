@@ -3,9 +3,13 @@
     python benchmarks/math_verification.py                       # pairs that this script writes
     python benchmarks/math_verification.py --data FOLDER         # and real ones: the folder with gsm8k, math, ...
     python benchmarks/math_verification.py --data FOLDER --results
+    python benchmarks/math_verification.py --data FOLDER --steps 12   # what the steps of a training wait for
 
 A pair is a prompt with its gold answer and one completion, scored from the text: finding the answer, reading both
 sides, comparing. No pair repeats, so no cache helps but that of the gold answers, which a training has too.
+
+With --steps, completions to GSM8K end over a second, 256 a step, and are scored as they end; those that are cut, 8%
+of them, end last and have no marked answer. `waits` is from there to the scores of all.
 """
 
 from __future__ import annotations
@@ -16,22 +20,28 @@ import json
 import logging
 import os
 import random
+import re
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import torch
 from results_file import add_results_flag, write_results
 
+from whet.reward.combine import RewardPart
+from whet.reward.find import find_reward
 from whet.reward.mathematics import math_answer
 from whet.reward.mathematics.math_answer import math_answers
 from whet.reward.mathematics.verifier import MathJob, MathPool
+from whet.reward.score import Failures, Scorer, judged_ahead
 from whet.threads import num_cores
-from whet.types import Prompt
+from whet.types import Prompt, Sample, StopReason
 
 Pair = tuple[str, str]  # gold answer, completion
 
@@ -128,10 +138,55 @@ def pool_of(cores: int) -> Iterator[None]:
 def rate(pairs: list[Pair], cores: int) -> float:
     """Pairs per second, once every process stands: a training starts them once."""
     with pool_of(cores):
+        math_answer.POOL.sandbox.start()
         math_answer.POOL.run([MathJob("read", (r"\frac{1}{2}",))] * 4 * cores)
         started = time.perf_counter()
         ours(pairs)
         return len(pairs) / (time.perf_counter() - started)
+
+
+def gsm8k_step(rows: list[dict[str, Any]], dice: random.Random) -> tuple[list[Prompt], list[Sample]]:
+    """Eight worked answers to each question, the prompts as often; half of the answers are right."""
+    prompts: list[Prompt] = []
+    samples: list[Sample] = []
+    for number, row in enumerate(rows):
+        work, gold = (part.strip() for part in row["answer"].split("####"))
+        lines = [
+            re.sub(r"<<(.*?)=(.*?)>>.*", r"\n\\[\n\\text{so we have } \1 = \2\n\\]\n", line)
+            for line in work.splitlines()
+        ]
+        for _ in range(8):
+            text = "To solve this, we go step by step.\n\n" + "\n".join(lines)
+            answer = gold if dice.random() < 0.5 else str(dice.randint(1, 200))
+            is_cut = dice.random() < 0.08
+            text = (
+                text[: int(len(text) * dice.uniform(0.5, 1))]
+                if is_cut
+                else f"{text}\nSo it is \\(\\boxed{{{answer}}}\\)."
+            )
+            stop = StopReason.LENGTH if is_cut else StopReason.END
+            nothing = torch.zeros(1)
+            samples.append(Sample(nothing.long(), nothing == 0, nothing, (0, 0), stop, text))
+            prompts.append(Prompt(f"p{number}", (), text=row["question"], answer=gold))
+    return prompts, samples
+
+
+def waits(rows: list[dict[str, Any]], steps: int) -> list[float]:
+    """Seconds of each step from the end of its last completion to the scores of all."""
+    parts = [RewardPart("math_answer").resolved(find_reward)]
+    ahead, dice, waited = judged_ahead(parts, 5.0, "tolerate"), random.Random(0), []
+    scorer = Scorer(parts, 5.0, Failures(), ahead=ahead)
+    for _ in range(steps):
+        prompts, samples = gsm8k_step(dice.sample(rows, 32), dice)
+        ends = [1.0 if sample.stop is StopReason.LENGTH else dice.uniform(0.3, 1.0) for sample in samples]
+        hear, begun = ahead.begin(prompts), time.perf_counter()
+        for number in sorted(range(len(samples)), key=ends.__getitem__):
+            time.sleep(max(0.0, begun + ends[number] - time.perf_counter()))
+            hear(number, [samples[number]])
+        ended = time.perf_counter()
+        scorer(prompts, samples)
+        waited.append(time.perf_counter() - ended)
+    return waited
 
 
 def main() -> None:
@@ -139,8 +194,17 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=os.environ.get("WHET_DATA"), help="folder of real data")
     parser.add_argument("--pairs", type=int, default=4000, help="of each kind, at most")
     parser.add_argument("--peer-pairs", type=int, default=500, help="of each kind, for math-verify")
+    parser.add_argument("--steps", type=int, default=0, help="of a training, and nothing else")
     add_results_flag(parser, "math_verification")
     chosen = parser.parse_args()
+    if chosen.steps:
+        if not chosen.data:
+            parser.error("--steps needs --data FOLDER, with gsm8k in it")
+        with gzip.open(Path(chosen.data) / "gsm8k" / "train.jsonl.gz", "rt", encoding="utf-8") as lines:
+            took = waits([json.loads(line) for line in lines], chosen.steps)
+        print("each step waits, ms:", *(f"{1000 * seconds:.0f}" for seconds in took))
+        print(f"median {1000 * median(took):.0f} ms, mean {1000 * fmean(took):.0f} ms")
+        return
     kinds = {"written here": written_pairs(chosen.pairs)}
     if chosen.data and Path(chosen.data).is_dir():
         kinds |= real_pairs(Path(chosen.data))

@@ -73,6 +73,10 @@ def test_what_was_left_in_a_cycle_while_a_run_was_made_is_given_back(usual):
         left = weakref.ref(Large())
         assert left() is not None
     assert left() is None and gc.isenabled()
+    with gc_disabled(looks=False):
+        assert not gc.isenabled()
+        left = weakref.ref(Large())
+    assert left() is not None and gc.isenabled() and gc.get_freeze_count()
 
 
 def test_a_run_says_what_its_start_took_and_does_not_look_through_what_was_there_before_it(tmp_path, usual):

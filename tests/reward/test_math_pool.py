@@ -10,19 +10,21 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from math_verify import parser
 
 from whet.reward.call import Together, as_reward
 from whet.reward.failure import collected_reasons
 from whet.reward.find import find_reward
-from whet.reward.mathematics import verifier_calls
+from whet.reward.mathematics import verifier, verifier_calls
 from whet.reward.mathematics.math_answer import math_answer, math_answers, unread_gold
-from whet.reward.mathematics.verifier import MathJob, MathPool
+from whet.reward.mathematics.verifier import MathJob, MathPool, MathResult
 from whet.reward.sandbox.job import ProgramJob
-from whet.reward.sandbox.pool import Sandbox
+from whet.reward.sandbox.pool import Sandbox, WorkerProcess
+from whet.threads import side_by_side
 from whet.types import Prompt
 
 INTEGRAL = r"\int_0^1 x dx"
@@ -49,6 +51,79 @@ def test_a_slow_job_is_stopped_and_the_next_one_runs(pool: MathPool) -> None:
     results = pool.run([extract, ENDLESS, extract])
     assert [result.value for result in results] == ["7", None, "7"]
     assert [result.is_slow for result in results] == [False, True, False]
+
+
+RUNNING_TEXTS = (
+    r"Natalia sold \[ \text{May} = \frac{48}{2} = 24 \] clips in May. That is $48 + 24 = 72$ clips",
+    "so she has 48 / 2 = 24 of them, and 24 + 3 =",
+    "### Step 2\nThey sold 1,234.5 of 2,000 (that is 61.7%)",
+    r"either $3$ or $4$, and $5$ and $x + \unknown{$",
+    r"the value \( \ \) is missing, 7 before it and \[ \] after",
+    r"\[ 2 \times 12 = 24 \] so we have \frac{1}{2} of it, 50%",
+    r"$\{x \mid x > 3\}$, and $12 \%$ of $9^{9^{9}$",
+    "so x is $3$ and $4$",
+    r"first \boxed{3} clips, all that she sold to her friends in the whole month of April, then \boxed{ } clips",
+    "nothing at all",
+)
+
+
+@pytest.mark.parametrize("text", RUNNING_TEXTS)
+def test_the_text_found_in_running_text_is_the_librarys_own(text: str) -> None:
+    latex = parser.LatexExtractionConfig(normalization_config=verifier_calls._normalization())
+    parts = parser.parse(text, (latex, parser.ExprExtractionConfig()), parsing_timeout=None)
+    assert [verifier_calls.extract(text)] == ([part for part in parts if isinstance(part, str)] or [None])
+
+
+def test_sympy_reads_no_text_that_is_only_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("parse_latex_cached", "parse_expr_cached"):
+        monkeypatch.setattr(parser, name, lambda text: pytest.fail(f"sympy was asked for {text!r}"))
+    assert verifier_calls.extract(RUNNING_TEXTS[0]) == "48 + 24 = 72"
+    assert verifier_calls.extract("so 48 / 2 + 24") == "48 / 2 + 24"
+
+
+def starters() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "whet math-verify 1"]
+
+
+def test_jobs_do_not_wait_for_processes_that_have_yet_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, begun, go_on, usual = MathPool(3), threading.Event(), threading.Event(), Sandbox._started
+    work = [MathJob("read", ("x",))] * 9
+    assert made.run(work[:1])[0].value is True and len(pids(made)) == 1 and not starters()
+
+    def late(sandbox: Sandbox) -> WorkerProcess:
+        begun.set()
+        assert go_on.wait(60)
+        return usual(sandbox)
+
+    monkeypatch.setattr(Sandbox, "_started", late)
+    assert [result.value for result in made.run(work)] == [True] * 9 and begun.wait(60) and len(pids(made)) == 1
+    made.run(work)  # no second time
+    go_on.set()
+    (starter,) = starters()
+    starter.join(60)
+    monkeypatch.setattr(Sandbox, "_started", lambda sandbox: pytest.fail("there are three that wait"))
+    assert len(made._idle) == 3 and [result.value for result in made.run(work)] == [True] * 9
+    made.close()
+
+
+def test_a_long_batch_is_shared_with_processes_that_start_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, main, widths = MathPool(2), threading.current_thread(), []
+
+    def noted(jobs: list[Callable[[], MathResult]], most: int) -> list[MathResult]:
+        if threading.current_thread() is not main:
+            return side_by_side(jobs, most)
+        widths.append((len(jobs), most))
+        for starter in starters():
+            starter.join(60)
+        return side_by_side(jobs, most)
+
+    monkeypatch.setattr(verifier, "side_by_side", noted)
+    monkeypatch.setattr(verifier, "PIECE", 2)
+    made.run([MathJob("read", ("x",))])
+    results = made.run([MathJob("read", (text,)) for text in ("x", r"\foo{3}") * 4])
+    assert [result.value for result in results] == [True, False] * 4
+    assert widths == [(1, 1), (2, 1), (4, 2), (2, 2)]
+    made.close()
 
 
 def test_what_the_library_prints_is_not_its_answer(monkeypatch: pytest.MonkeyPatch, capsys) -> None:

@@ -269,11 +269,12 @@ def begin_cuda(config: Config) -> None:
 
 
 @contextlib.contextmanager
-def gc_disabled() -> Iterator[None]:
-    """Without garbage collection: while transformers is imported it finds nothing, and costs tenths of a second.
+def gc_disabled(*, looks: bool = True) -> Iterator[None]:
+    """Without garbage collection: while torch and transformers are imported it finds nothing, and costs half a second.
 
     What was made meanwhile, all of it young, is looked through once, for what trials and a loader leave in cycles may
-    hold a model's memory; then it is left alone, torch's half a million objects too.
+    hold a model's memory, unless nothing of the kind was made; then it is left alone, torch's half a million objects
+    too.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -281,7 +282,8 @@ def gc_disabled() -> Iterator[None]:
         yield
     finally:
         if was_on:
-            gc.collect(0)
+            if looks:
+                gc.collect(0)
             gc.freeze()
             gc.enable()
 

@@ -299,12 +299,13 @@ def _run(session: TrainingSession, files: RunFiles, rewards: Any, callbacks: Seq
     if session.group is None:
         begin_cuda(files.config)
         session.begin_conversion(files.config.model.name)
-    from whet.data.pieces import TokenPieces
-    from whet.pages.run_report import write_report
-    from whet.record.log import RunRecorder
-    from whet.record.tokens import TokenSettings
-    from whet.reward.run_record import note_version, record_effect, write_version
-    from whet.training.run import notify, refuse_lost, run_training
+    with gc_disabled(looks=False):
+        from whet.data.pieces import TokenPieces
+        from whet.pages.run_report import write_report
+        from whet.record.log import RunRecorder
+        from whet.record.tokens import TokenSettings
+        from whet.reward.run_record import note_version, record_effect, write_version
+        from whet.training.run import notify, refuse_lost, run_training
 
     if not session.is_first:
         return _run_silently(session, files, rewards)

@@ -22,6 +22,7 @@ from whet.reward.sandbox.job import DEFAULT_LIMITS, JobResult, Limits, ProgramJo
 from whet.reward.sandbox.pool import Sandbox
 from whet.reward.sandbox.protections import active_protections, num_jobs_left
 from whet.reward.sandbox.worker import SandboxWorker
+from whet.threads import in_threads
 from whet.types import WhetError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the attacks are Linux ones")
@@ -510,3 +511,17 @@ def test_a_pool_that_is_closed_under_a_batch_still_gives_its_results():
         pool.close()
         thread.join()
     assert found == ["0\n", "1\n", "2\n", "3\n"]
+
+
+def test_workers_that_have_yet_to_start_end_with_their_pool(monkeypatch):
+    monkeypatch.setattr("whet.reward.sandbox.pool.END_SECONDS", 60.0)
+    sandbox = Sandbox(1, ("math_verify",), is_trusted=True)
+    (batch,) = in_threads([sandbox.start], 1, "starter")
+    while not sandbox._starting:
+        time.sleep(0.001)
+    (worker,) = sandbox._starting
+    sandbox.close()
+    assert worker.process.poll() == -signal.SIGKILL and not Path(worker.scratch).exists()  # nobody waits for it
+    with pytest.raises(WhetError, match="did not start"):
+        batch.result(60)
+    assert not sandbox.workers and not sandbox._starting

@@ -1,7 +1,11 @@
 """What each way of training needs, and what it says it optimises."""
 
+import pytest
+
+from whet.reward.mathematics.verifier import POOL
 from whet.reward.sections import RewardPartSection, RewardSection
-from whet.training.assembly.assembly import describe
+from whet.threads import num_cores
+from whet.training.assembly.assembly import assemble, describe
 from whet.training.assembly.fingerprints import reward_file_digests
 from whet.training.config import resolved
 
@@ -37,3 +41,20 @@ def test_files_of_rewards_are_known_by_what_they_hold(tmp_path):
     assert list(before) == [f"reward {file}"]
     file.write_text("def right(prompt, completion): return 0.0\n")
     assert reward_file_digests(sections) != before
+
+
+def test_what_rewards_can_begin_goes_on_while_the_model_is_read(monkeypatch):
+    begun = []
+
+    def load_runtime(*_):
+        begun.append("model")
+        raise InterruptedError
+
+    monkeypatch.setattr(POOL, "start_behind", begun.append)
+    monkeypatch.setattr("whet.training.assembly.assembly.load_runtime", load_runtime)
+    for name, settings in (("math_answer", {}), ("math_answer", {"tolerance": 0.1}), ("exact_answer", {})):
+        reward = RewardSection(parts=(RewardPartSection(reward=name, settings=settings),))
+        with pytest.raises(InterruptedError):
+            assemble(resolved("grpo", {"reward": reward}))
+    processes = max(1, num_cores() // 4)
+    assert begun == [processes, "model", processes, "model", "model"]

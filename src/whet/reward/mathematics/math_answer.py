@@ -25,6 +25,7 @@ from whet.reward.mathematics.tokens import Unreadable
 from whet.reward.mathematics.units import changes_value
 from whet.reward.mathematics.verdict import is_copied, leaves_work, verdict
 from whet.reward.mathematics.verifier import POOL, MathJob
+from whet.threads import num_cores
 from whet.types import Prompt, WhetError
 
 LONGEST_ANSWER = 300  # characters, or twice the gold answer's; longer ones are wrong without a look
@@ -131,7 +132,12 @@ def _check_library() -> None:
         raise WhetError("reward 'math_answer' needs math-verify; run pip install math-verify")
 
 
+def _start_processes() -> None:
+    POOL.start_behind(max(1, num_cores() // 4))
+
+
 math_answer.prepare = _check_library  # type: ignore[attr-defined]
+math_answer.start_behind = _start_processes  # type: ignore[attr-defined]
 math_answer.packages = ("math_verify",)  # type: ignore[attr-defined]
 math_answer.together = math_answers  # type: ignore[attr-defined]
 math_answer.unscorable = unread_gold  # type: ignore[attr-defined]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import logging
@@ -16,7 +17,7 @@ from typing import Any
 from whet.reward.sandbox.job import REASONS, Limits
 from whet.reward.sandbox.pool import Sandbox
 from whet.reward.sandbox.session import CALLS, SandboxSession, SessionOver
-from whet.threads import side_by_side
+from whet.threads import in_threads, side_by_side
 from whet.types import WhetError
 
 logger = logging.getLogger(__name__)
@@ -26,6 +27,7 @@ LIMITS = Limits(cpu_seconds=2.0, wall_seconds=40.0, memory_mb=4096)
 ATTEMPTS = 2  # of a job whose process was lost for another reason than its time
 PACKAGES = ("math_verify", "math_verify.grader", "math_verify.parser", "latex2sympy2_extended.latex2sympy2")
 LONGEST = 4000  # characters of an answer as JSON
+PIECE = 16  # jobs of a process, after which those that have started meanwhile take part
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,9 @@ class MathJob:
 
     name: str
     arguments: tuple[Any, ...]
+
+
+WARM_UP = MathJob("extract", ("$1$",))  # a process makes its patterns for its first question
 
 
 @dataclass(frozen=True)
@@ -50,16 +55,42 @@ class MathPool:
 
     def __init__(self, size: int = 0) -> None:
         self.sandbox = Sandbox(size, PACKAGES, is_trusted=True)
+        self._begin()
+
+    def _begin(self) -> None:
         self._idle: list[tuple[SandboxSession, float]] = []  # and the seconds that each has worked
+        self._wanted = 0  # processes, started or about to be
         self._owner = os.getpid()
 
     def run(self, jobs: Sequence[MathJob]) -> list[MathResult]:
         """The result of every job, in order."""
         if self._owner != os.getpid():  # the sessions belong to the process that this one was forked from
-            self._idle, self._owner = [], os.getpid()
-        # a process costs a second of start: those that wait take part, and a few jobs start one, many start all
-        most = min(self.sandbox.size, max(len(self._idle), 1 + len(jobs) // 4))
-        return side_by_side([functools.partial(self._ask, job) for job in jobs], most)
+            self._begin()
+        results: list[MathResult] = []
+        while len(results) < len(jobs):
+            ready = min(self.sandbox.size, len(self._idle) + len(self.sandbox.idle))
+            # a few jobs start one, many start all; without any, the first job starts one and waits for it
+            self.start_behind(1 + len(jobs) // 4 - (not ready))
+            piece = jobs[len(results) : len(results) + PIECE * max(1, ready)]
+            results += side_by_side([functools.partial(self._ask, job) for job in piece], max(1, ready))
+        return results
+
+    def start_behind(self, count: int) -> None:
+        """Have up to so many processes, without waiting for those that have yet to start: each takes a second."""
+        count = min(count, self.sandbox.size)
+        if count > self._wanted:
+            self._wanted = count
+            with contextlib.suppress(MemoryError, RuntimeError):  # no thread: jobs start what they need
+                in_threads([functools.partial(self._start, count)], 1, "whet math-verify")
+
+    def _start(self, count: int) -> None:
+        self.sandbox.start(count)
+        side_by_side([self._open] * len(self.sandbox.idle), self.sandbox.size)
+
+    def _open(self) -> None:
+        session = SandboxSession(self.sandbox, LIMITS)
+        self._called(session, WARM_UP)
+        self._idle.append((session, 0.0))
 
     def close(self) -> None:
         """End all processes."""

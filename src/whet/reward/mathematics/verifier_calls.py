@@ -39,13 +39,41 @@ def compare(gold: str, other: str, relations_as_sets: bool) -> bool | None:
 
 
 def extract(text: str) -> str | None:
-    """The answer that math-verify finds in running text, as text; units and words around it stay."""
-    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
+    """The answer that math-verify finds in running text, as text; units and words around it stay.
+
+    It is the text of the first match in the library's order. The library would also have sympy read matches until one
+    is a value, which takes many times as long and changes the text of none.
+    """
+    from math_verify import ExprExtractionConfig, LatexExtractionConfig
+    from math_verify.parser import get_extraction_regexes
 
     targets = (LatexExtractionConfig(normalization_config=_normalization()), ExprExtractionConfig())
-    parts = parse(text, targets, fallback_mode="first_match", parsing_timeout=None)
-    texts = [part for part in parts if isinstance(part, str)]
-    return texts[-1][:LONGEST_EXTRACT] if texts else None
+    patterns = [
+        (priority, pattern, target) for own, target in get_extraction_regexes(targets) for pattern, priority in own
+    ]
+    for rank in sorted({priority for priority, _, _ in patterns}):
+        matches = [
+            (match, target)
+            for priority, pattern, target in patterns
+            if priority == rank
+            for match in pattern.finditer(text)
+        ]
+        for match, target in sorted(matches, key=lambda found: (-found[0].end(), found[0].start())):
+            if found := _text_of(match, target):
+                return found[:LONGEST_EXTRACT]
+    return None
+
+
+def _text_of(match: re.Match[str], target: Any) -> str:
+    """The text of a match; sympy reads it only where that decides how much of it counts."""
+    from latex2sympy2_extended.latex2sympy2 import normalize_latex
+    from math_verify.parser import extract_match
+
+    named = {name: value for name, value in match.groupdict().items() if value}
+    latex = [name for name in named if "latex" in name]
+    if len(latex) == 1 and not latex[0].endswith("Boxed"):
+        return str(normalize_latex(named[latex[0]], _normalization()))
+    return named.get("expr") or str(extract_match(match, target)[1])
 
 
 def parsed(text: str) -> Any:

@@ -280,6 +280,7 @@ class Sandbox:
     def _begin(self) -> None:
         self.idle: list[WorkerProcess] = []
         self._lent: set[WorkerProcess] = set()
+        self._starting: set[WorkerProcess] = set()
         self.cores = threading.BoundedSemaphore(self.size)  # jobs and calls of sessions that run at once
         self._lock = threading.RLock()  # of the workers
         self._owner = os.getpid()
@@ -354,6 +355,9 @@ class Sandbox:
             with self._lock:
                 ended = self.workers
                 self.idle, self._lent = [], set()
+            for worker in list(self._starting):  # it would not hear of it before it has loaded its packages
+                worker.process.kill()
+                ended.append(worker)
             for worker in ended:
                 worker.hang_up()
             for worker in ended:
@@ -387,7 +391,7 @@ class Sandbox:
 
     def _notice_fork(self) -> None:
         if self._owner != os.getpid():
-            for worker in self.workers:
+            for worker in (*self.workers, *self._starting):
                 worker.forget()
             self._begin()
 
@@ -402,6 +406,7 @@ class Sandbox:
     def _started(self) -> WorkerProcess:
         where = {"PYTHONPATH": os.pathsep.join(_folders_of(self.preload))} if self._is_trusted else {}
         worker = WorkerProcess(self.preload, self.without, ENVIRONMENT | where)
+        self._starting.add(worker)
         try:
             greeting = worker.receive()
             with self._lock:
@@ -414,6 +419,8 @@ class Sandbox:
             if isinstance(error, wire.ConnectionClosed | OSError):
                 raise _no_start(error) from None
             raise
+        finally:
+            self._starting.discard(worker)
         return worker
 
     def _admit(self, worker: WorkerProcess, greeting: Mapping[str, Any]) -> None:

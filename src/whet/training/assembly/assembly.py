@@ -16,11 +16,11 @@ from whet.training.assembly.forms import form_facts
 from whet.training.assembly.health import health_settings
 from whet.training.assembly.prompts import load_prompts
 from whet.training.assembly.rewards import (
+    begin_rewards,
     bind_judges,
     build_reward_parts,
     build_scorer,
     check_sources,
-    code_rewards,
     evaluation_parts,
     failure_policy,
     sandbox_summary,
@@ -130,8 +130,7 @@ def assemble(config: Config, rewards: Sequence[RewardPart] | None = None, ranks:
         eval_prompts = scorable_prompts(held_out, parts, config.data)
     protection = sandbox_summary(parts)
     if ranks.size == 1 and not config.scale.reward_workers:
-        for reward in code_rewards(parts):
-            reward.begin_timing_golds(eval_prompts[: config.eval.prompts])
+        begin_rewards(parts, eval_prompts[: config.eval.prompts])
     with timer.phase("model"):
         runtime = load_runtime(config, ranks)
     try:

@@ -364,6 +364,16 @@ def start_sandbox(parts: Sequence[RewardPart], require: str | None = None) -> No
             tell_isolation(sandbox.requirement, sandbox.holds, sandbox.why)
 
 
+def begin_rewards(parts: Sequence[RewardPart], eval_prompts: Sequence[Prompt]) -> None:
+    """Begin what rewards can do while a model is read, and nobody waits for."""
+    for reward in code_rewards(parts):
+        reward.begin_timing_golds(eval_prompts)
+    for part in parts:
+        start_behind = getattr(getattr(part.resolved_reward, "function", None), "start_behind", None)
+        if start_behind is not None:
+            start_behind()
+
+
 def code_rewards(parts: Sequence[RewardPart]) -> list[CodeTests]:
     """The rewards that run model-written code, also inside of others."""
     if CODE_TESTS not in sys.modules:  # then nobody made one
