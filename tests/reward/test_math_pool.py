@@ -18,11 +18,12 @@ import pytest
 from whet.reward.call import Together, as_reward
 from whet.reward.failure import collected_reasons
 from whet.reward.find import find_reward
-from whet.reward.mathematics import verifier_calls
+from whet.reward.mathematics import verifier, verifier_calls
 from whet.reward.mathematics.math_answer import math_answer, math_answers, unread_gold
 from whet.reward.mathematics.verifier import MathJob, MathPool
 from whet.reward.sandbox.job import ProgramJob
 from whet.reward.sandbox.pool import Sandbox
+from whet.reward.sandbox.session import SandboxSession
 from whet.types import Prompt
 
 INTEGRAL = r"\int_0^1 x dx"
@@ -49,6 +50,22 @@ def test_a_slow_job_is_stopped_and_the_next_one_runs(pool: MathPool) -> None:
     results = pool.run([extract, ENDLESS, extract])
     assert [result.value for result in results] == ["7", None, "7"]
     assert [result.is_slow for result in results] == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("num_waiting", "num_jobs", "num_taking_part"),
+    [(0, 1, 1), (0, 3, 1), (0, 4, 2), (0, 23, 6), (0, 400, 8), (5, 1, 5), (5, 19, 5), (5, 20, 6), (8, 4, 8)],
+)
+def test_processes_that_wait_take_part_and_others_start_for_many_jobs_alone(
+    monkeypatch: pytest.MonkeyPatch, num_waiting: int, num_jobs: int, num_taking_part: int
+) -> None:
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(verifier, "side_by_side", lambda jobs, most: asked.append((len(jobs), most)))
+    pool = MathPool(8)
+    pool._idle = [(SandboxSession(pool.sandbox, verifier.LIMITS), 0.0) for _ in range(num_waiting)]
+    pool.run([MathJob("read", (INTEGRAL,))] * num_jobs)
+    assert asked == [(num_jobs, num_taking_part)]
+    pool.close()
 
 
 def test_what_the_library_prints_is_not_its_answer(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
