@@ -68,6 +68,11 @@ class SourceFile:
         return found
 
     @cached_property
+    def words(self) -> frozenset[str]:
+        """All that its text is made of."""
+        return frozenset(re.findall(r"\w+", self.text))
+
+    @cached_property
     def quoted(self) -> frozenset[str]:
         """Its texts: the words of commands among them."""
         nodes = (node for node in ast.walk(self.tree) if isinstance(node, ast.Constant))
@@ -160,16 +165,16 @@ class NearTests:
         """The test files, the likeliest first."""
         inner = Path(path).relative_to("src").with_suffix("")
         of_room = TESTS_OF_ROOMS.get(inner.parts[1], ())
-        folders = {*inner.parts[1:-1], *of_room}
-        function = re.compile(rf"\b{re.escape(qualname.rpartition('.')[2])}\b")
+        folders, name = {*inner.parts[1:-1], *of_room}, qualname.rpartition(".")[2]
 
         def score(file: str) -> float:
-            near = bool(folders.intersection(Path(file).parts[1:-1]))
+            near = len(folders.intersection(Path(file).parts[1:-1]))
             alike = any(part[:ALIKE] in file for part in inner.parts[1:] if len(part) >= ALIKE)
             own = Path(file).stem.removeprefix("test_") == inner.name or Path(file).parts[1] in of_room
-            calls = self.in_test(file, path, qualname).values()
-            names = bool(function.search(self.file(file).text)) and (near or bool(calls))
-            return 2 * names + sum(NEXT_CALL**each for each in calls) + own + 0.05 * alike + 0.05 * near
+            calls = self.in_test(file, path, qualname)
+            # a word that is another thing's name elsewhere
+            names = name in calls or (inner.parts[-2] in Path(file).parts and name in self.file(file).words)
+            return 2 * names + sum(NEXT_CALL**each for each in calls.values()) + own + 0.05 * alike + 0.1 * near
 
         scores = {file: score(file) for file in files if Path(file).parts[1] not in OTHER_TESTS}
         return sorted((file for file, found in scores.items() if found), key=lambda file: (-scores[file], file))
