@@ -10,11 +10,12 @@ from functools import cached_property
 from pathlib import Path
 
 PACKAGE = "src/whet"
+SUPPORT = "tests/support"  # whoever imports from here calls what that calls
 MOST_CALLS = 6  # between a changed function and what a test imports
 NEXT_CALL = 0.3  # what a name counts, against one that is a call closer
 ALIKE = 5  # letters of a module's or a room's name in that of a file
 OTHER_TESTS = ("architecture", "gpu", "peers")  # of the text of the tree, of a GPU, of other packages
-TESTS_OF_ROOMS = {"objective": {"oracle", "properties"}}  # beside the folder of the room's name
+TESTS_OF_ROOMS = {"objective": ("oracle", "properties")}  # folders of tests that are a room's own, besides its name
 Name = tuple[str, str]  # a module and what it calls a function, a class or a constant
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -55,7 +56,9 @@ class SourceFile:
         """What each imported name stands for, wherever in the file it is imported."""
         found: dict[str, Name] = {}
         for node in ast.walk(self.tree):
-            if isinstance(node, ast.ImportFrom):
+            if isinstance(node, ast.Import):  # `import whet`, whose functions are asked of it
+                found |= {each.asname or each.name: ("", each.name) for each in node.names}
+            elif isinstance(node, ast.ImportFrom):
                 source = node.module or ""
                 if node.level:
                     parts = self.module.split(".")
@@ -65,10 +68,20 @@ class SourceFile:
         return found
 
     @cached_property
+    def words(self) -> frozenset[str]:
+        """All that its text is made of."""
+        return frozenset(re.findall(r"\w+", self.text))
+
+    @cached_property
     def quoted(self) -> frozenset[str]:
         """Its texts: the words of commands among them."""
         nodes = (node for node in ast.walk(self.tree) if isinstance(node, ast.Constant))
         return frozenset(word for node in nodes if isinstance(node.value, str) for word in node.value.split()[:3])
+
+
+def dotted(source: Name) -> str:
+    """What an import is called where it is a module."""
+    return ".".join(filter(None, source))
 
 
 def words_of(node: ast.AST) -> frozenset[str]:
@@ -103,13 +116,13 @@ class NearTests:
 
     @cached_property
     def users(self) -> dict[Name, set[Name]]:
-        """Who uses a name, anywhere in the package; other modules that import it have it under a name of their own."""
+        """Who uses a name, in the package and in what tests share; other modules have it under a name of their own."""
         found: defaultdict[Name, set[Name]] = defaultdict(set)
-        paths = (path.relative_to(self.root).as_posix() for path in sorted((self.root / PACKAGE).rglob("*.py")))
-        files = [self.file(path) for path in paths]
+        paths = sorted(path for folder in (PACKAGE, SUPPORT) for path in (self.root / folder).rglob("*.py"))
+        files = [self.file(path.relative_to(self.root).as_posix()) for path in paths]
         modules = {file.module for file in files}
         for file in files:
-            inner = {local: ".".join(source) for local, source in file.imports.items() if ".".join(source) in modules}
+            inner = {local: module for local, source in file.imports.items() if (module := dotted(source)) in modules}
             for names, words in file.definitions:
                 mine = {(file.module, name) for name in names}
                 for word in words:
@@ -139,12 +152,10 @@ class NearTests:
         test, reached = self.file(file), self.reached(path, qualname)
         modules = {module for module, _ in reached}
         found = {local: reached[source] for local, source in test.imports.items() if source in reached}
-        for local, (source, name) in test.imports.items():
-            if f"{source}.{name}" in modules:
+        for local, source in test.imports.items():
+            if (module := dotted(source)) in modules:
                 asked = re.findall(rf"\b{re.escape(local)}\.(\w+)", test.text)
-                found |= {
-                    each: reached[f"{source}.{name}", each] for each in asked if (f"{source}.{name}", each) in reached
-                }
+                found |= {each: reached[module, each] for each in asked if (module, each) in reached}
         for (_, name), calls in reached.items():
             if name.startswith("$ ") and name[2:] in test.quoted:
                 found[name[2:]] = calls
@@ -153,16 +164,17 @@ class NearTests:
     def files(self, path: str, qualname: str, files: Iterable[str]) -> list[str]:
         """The test files, the likeliest first."""
         inner = Path(path).relative_to("src").with_suffix("")
-        folders = set(inner.parts[1:-1]) | TESTS_OF_ROOMS.get(inner.parts[1], set())
-        function = re.compile(rf"\b{re.escape(qualname.rpartition('.')[2])}\b")
+        of_room = TESTS_OF_ROOMS.get(inner.parts[1], ())
+        folders, name = {*inner.parts[1:-1], *of_room}, qualname.rpartition(".")[2]
 
         def score(file: str) -> float:
-            near = bool(folders.intersection(Path(file).parts[1:-1]))
+            near = len(folders.intersection(Path(file).parts[1:-1]))
             alike = any(part[:ALIKE] in file for part in inner.parts[1:] if len(part) >= ALIKE)
-            own = Path(file).stem.removeprefix("test_") == inner.name
-            calls = self.in_test(file, path, qualname).values()
-            names = bool(function.search(self.file(file).text)) and (near or bool(calls))
-            return 2 * names + sum(NEXT_CALL**each for each in calls) + own + 0.05 * alike + 0.05 * near
+            own = Path(file).stem.removeprefix("test_") == inner.name or Path(file).parts[1] in of_room
+            calls = self.in_test(file, path, qualname)
+            # a word that is another thing's name elsewhere
+            names = name in calls or (inner.parts[-2] in Path(file).parts and name in self.file(file).words)
+            return 2 * names + sum(NEXT_CALL**each for each in calls.values()) + own + 0.05 * alike + 0.1 * near
 
         scores = {file: score(file) for file in files if Path(file).parts[1] not in OTHER_TESTS}
         return sorted((file for file, found in scores.items() if found), key=lambda file: (-scores[file], file))

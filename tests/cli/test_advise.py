@@ -248,7 +248,8 @@ def test_the_warnings_are_about_what_was_said():
     assert not minds("every ratio is 1", mixture_of_experts=True, several_updates=True)
     assert minds("--env file.py:Class", turns=True) and not minds("environment")
     assert "--env" in advice(Situation(turns=True)).command and "--env" not in advice(Situation()).command
-    assert minds("100 rows are few", data_size=100) and not minds("rows are few", data_size=100_000)
+    assert minds("100 rows are few", data_size=100) and minds("rows are few", data_size=guide.FEW_ROWS - 1)
+    assert not minds("rows are few", data_size=guide.FEW_ROWS)
     assert minds("No KL", completion_tokens=8000) and not minds("No KL")
     assert minds("advice for pass@1", goal="pass_at_k", turns=True) and not minds("advice for pass@1", goal="pass_at_k")
 

@@ -8,7 +8,10 @@ import pytest
 
 import whet
 from whet import cli
+from whet.api.evaluation import evaluation_config
+from whet.data.tasks.contrast import STEP
 from whet.reward.find import find_reward
+from whet.tools.evaluation.reranking import rerank_plan
 
 FEW = ["--samples", "4", "--set", "eval.prompts=12", "--set", "model.threads=1"]
 TINY = {
@@ -86,6 +89,15 @@ def test_a_search_stands_beside_the_best_of_as_many_tokens(capsys, runs):
     code, out, _ = eval_(capsys, *words)
     assert code == 0 and f"Search over steps by {runs / 'prm'} last, 4 x 4 (beams x branches): " in out
     assert "of n completions, drawn at temperature 1: accuracy in % (95% interval over 12 prompts)" in out
+
+
+@pytest.mark.parametrize(
+    ("given", "ends"), [({}, STEP), ({"settings": {"separator": "="}}, "="), ({"separator": "?"}, "?")]
+)
+def test_a_step_of_a_search_ends_as_it_is_told_or_as_the_model_learned(runs, given, ends):
+    section = {"scorers": [{"reward": str(runs / "prm")}], "search": "steps", **given}
+    plan = rerank_plan(evaluation_config("whetstone", None, {"rerank": section}), num_samples=4)
+    assert list(plan.separators.values()) == [ends]
 
 
 def test_a_reward_that_is_no_share_is_averaged(capsys, tmp_path):

@@ -125,6 +125,12 @@ def test_what_is_no_file_is_told_at_once(tmp_path):
         assert len(str(told.value).splitlines()) == 1 and len(str(told.value)) < 700
     with pytest.raises(WhetError, match="not a path"):
         readable_file("a\0b", "a file")
+    with pytest.raises(WhetError, match=f"no such file; expected a file; did you mean {tmp_path}/pipe.jsonl"):
+        readable_file(str(tmp_path / "pip.jsonl"), "a file")
+    with pytest.raises(WhetError, match=r"no such file; expected a file; give a path$"):
+        readable_file(str(tmp_path / "pip.jsonl"), "a file", missing="give a path")
+    with pytest.raises(WhetError, match=f"nor the folder {tmp_path}/none; expected a file; correct the path$"):
+        readable_file(str(tmp_path / "none" / "pipe.jsonl"), "a file")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")

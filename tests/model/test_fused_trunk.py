@@ -11,7 +11,7 @@ from whet.model import layer_ops, norms
 from whet.model.block import BlockStack, NotDescribed, blocks_of, describe_blocks, far_position
 from whet.model.causal_lm import causal_lm
 from whet.model.fused_trunk import _layers_refusal, fused_refusal, fused_states, fused_works
-from whet.model.fused_weights import FusedWeights, fused_weights, unchanged_weights
+from whet.model.fused_weights import FusedWeights, _fits_float16, fused_weights, unchanged_weights
 from whet.model.shared_prefix import prompt_batch, shared_prefix_batch
 from whet.model.shared_prefix_attention import shared_prefix_states, trial_rows
 from whet.model.token_logp import token_logp
@@ -53,6 +53,20 @@ def gradients(states, lm, batch):
 def test_rows_of_a_trial_end_with_the_context():
     lm = causal_lm(model_of("llama"))
     assert [far_position(lm, length) for length in (8, 63, 64, 80)] == [56, 1, 0, 0]
+
+
+def test_logits_are_computed_in_float16_only_where_no_state_can_outgrow_it():
+    """Behind a norm a state of W numbers has one as large as its weight times the root of W: here eight times."""
+    model = model_of("llama")
+    stack = blocks_of(causal_lm(model))
+    for largest, fits in ((500.0, True), (-500.0, True), (2000.0, False), (-2000.0, False)):
+        with torch.no_grad():
+            model.model.norm.weight[5] = largest
+        assert _fits_float16(stack) == fits
+    with torch.no_grad():
+        model.model.norm.weight[5] = 1.0
+        model.model.embed_tokens.weight[3, 2] = -2e4
+    assert not _fits_float16(stack)
 
 
 def test_a_model_of_one_layer_is_written_out_too():

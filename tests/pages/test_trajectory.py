@@ -8,7 +8,7 @@ import torch
 
 from tests.support.for_every import for_every
 from whet.pages.run_report import opening_text, sample_card, trajectory_text, turn_cards
-from whet.record.health.registry import diagnosis, notes
+from whet.record.health.registry import diagnosis, findings
 from whet.record.log import sample_line
 from whet.types import Prompt, Sample, StepReport, StopReason, Turn
 
@@ -79,11 +79,12 @@ def test_what_goes_wrong_in_episodes_is_found(counts: dict[str, int], name: str)
 def test_healthy_episodes_are_left_in_peace() -> None:
     counts = {"tool_calls": 100, "malformed_calls": 5, "tool_errors": 10, "ended_by_turns": 10, "failed_episodes": 1}
     assert not any("call" in text or "tool" in text or "episode" in text for text in diagnosis(steps(**counts)))
-    assert any(text.startswith("slow environment: ") for text in notes(steps(slow_environments=1)))
+    (note,) = [found for found in findings(steps(slow_environments=1)) if found.name == "slow environment"]
+    assert not note.is_problem
 
 
 def test_a_run_that_waits_for_its_environment_is_told_so() -> None:
     course = steps(slow_environments=1)
     for share, said in ((0.5, "50.0% of the time"), (0.1, "too long to be waited for")):
         seconds = {"environment": share, "rollout": 1 - share}
-        assert any(said in text for text in notes([replace(step, seconds=seconds) for step in course]))
+        assert any(said in found.text for found in findings([replace(step, seconds=seconds) for step in course]))

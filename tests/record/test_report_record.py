@@ -12,12 +12,14 @@ import torch
 
 from whet.api.inputs import check_callbacks
 from whet.record.log import (
+    EvalRecord,
     RunRecorder,
     cut_back,
     eval_records,
     read_metrics,
     read_samples,
     read_summary,
+    recorded,
     recorded_samples,
     step_reports,
 )
@@ -222,6 +224,38 @@ def test_a_folder_or_log_that_was_taken_away_is_lost(tmp_path: Path) -> None:
     (tmp_path / "run").rename(tmp_path / "elsewhere")
     (tmp_path / "run").mkdir()
     assert record.lost() == str(tmp_path / "run")
+
+
+def test_a_line_is_read_for_what_is_as_expected() -> None:
+    odd = {"a": "x", "b": 10**400, "c": None, "d": True, "e": 2}
+    spans = [["train", 0.0, 1.5], ["train", 0.0], ["train", "0", 1.5], [3, 0.0, 1.5], "train"]
+    line = {"step": 3, "counts": {"tokens": 4.0, "samples": None}, "metrics": odd, "spread": {"total": odd, "s": 7}}
+    step = recorded({**line, "reward": [1], "timeline": spans, "health": [1, "y" * 9000, *"z" * 99]})
+    assert isinstance(step, StepReport) and (step.step, step.policy_version) == (3, 0)
+    assert math.isnan(step.metrics["c"]) and {**step.metrics, "c": 0} == {"c": 0, "e": 2}
+    assert list(step.spread) == ["total", "s"] and list(step.spread["total"]) == ["c", "e"] and step.spread["s"] == {}
+    assert step.counts == {"tokens": 4} and step.reward == step.seconds == step.machine == {}
+    assert step.timeline == (("train", 0.0, 1.5),)
+    assert (step.health[0], len(step.health[1]), len(step.health)) == ("1", 4000, 50)
+    scores = {"accuracy": [1, 0, 0.5], "gaps": [None, 10**400], "other": [1, "x"], "none": 3}
+    found = recorded({"step": 0, "eval": "eval", "result": odd, "size": -1, "scores": scores, "seconds": {}})
+    assert isinstance(found, EvalRecord) and (found.size, found.seconds, found.result["e"]) == (0, 0.0, 2)
+    gaps = found.scores["gaps"]
+    assert len(gaps) == 2 and all(map(math.isnan, gaps))
+    assert {**found.scores, "gaps": []} == {"accuracy": [1, 0, 0.5], "gaps": [], "other": [], "none": []}
+    for neither in ({}, {"step": "3"}, {"step": True}, {"step": -1}, {"step": 3, "eval": 7}):
+        assert recorded(neither) is None
+
+
+def test_fields_of_a_summary_that_have_another_type_are_left_out(tmp_path: Path) -> None:
+    good = {"title": "t", "started": 1e9, "total_steps": 3, "objective": [], "newer": {"x": 1}, "finished": None}
+    odd = {"facts": "odd", "status": 3, "tokens": "x", "settings": [], "memory": {}}
+    odd |= {"seconds": {"train": "x", "rollout": 2}, "before": {"accuracy": None}, "after": {"a": 10**400}}
+    (tmp_path / "run.json").write_text(json.dumps({**good, **odd}))
+    kept = {"seconds": {"rollout": 2}, "before": {"accuracy": None}, "after": {}}
+    assert read_summary(tmp_path) == {**good, **kept}
+    (tmp_path / "run.json").write_text('{"started": -1, "finished": 1e11, "title": "t"}')
+    assert read_summary(tmp_path) == {"title": "t"}
 
 
 def test_summary_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

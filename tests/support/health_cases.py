@@ -539,6 +539,8 @@ CASES: dict[str, Case] = {
         {
             "held-out pairs are right": pairs(evals=[(5, {"pair_accuracy": 0.9})], accuracy=0.98),
             "a coin": pairs(evals=[(5, {"pair_accuracy": 0.5})], accuracy=0.98),
+            "ten pairs": replace(pairs(evals=[(5, {"pair_accuracy": 0.02})], accuracy=0.98), eval_size=10),
+            "another measure": pairs(evals=[(5, {"accuracy": 0.02})], accuracy=0.98),
             "nothing is learned": pairs(evals=[(5, {"pair_accuracy": 0.1})], accuracy=0.5),
             "the policy is ruined": pairs(
                 evals=[(5, {"pair_accuracy": 0.02})], accuracy=0.98, chosen_logp=line(-10, -30)

@@ -18,9 +18,9 @@ class LocalCall:
 
 
 class LocalWorker:
-    def __init__(self, pool: LocalPool, name: str, make: Callable[[], Any]) -> None:
+    def __init__(self, pool: LocalPool, name: str, make: Callable[[], Any], gpus: float) -> None:
         self.name, self.place, self._pool, self._make, self._held = name, "here", pool, make, None
-        self.is_ended = False
+        self.gpus, self.is_ended = gpus, False
 
     def call(self, method: str, *arguments: Any) -> LocalCall:
         def run() -> Any:
@@ -50,7 +50,7 @@ class LocalPool:
         self.stored: list[Any] = []
 
     def start(self, name: str, make: Callable[[], Any], *, gpus: float = 0.0, memory: int = 0) -> LocalWorker:
-        self.workers.append(LocalWorker(self, name, make))
+        self.workers.append(LocalWorker(self, name, make, gpus))
         return self.workers[-1]
 
     def store(self, value: Any) -> Any:

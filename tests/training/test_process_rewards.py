@@ -26,6 +26,7 @@ def test_a_saved_model_knows_what_ended_a_step(tmp_path):
         learned_steps(folder=str(run.model), device="cpu", **settings)
         for settings in ({}, {"separator": STEP}, {"separator": "="})
     )
+    assert [each.separator for each in (found, told, other)] == [STEP, STEP, "="]
     for row in ROWS[:4]:
         scores = step_scores(found, row)
         assert scores == step_scores(told, row) != step_scores(other, row)

@@ -24,7 +24,9 @@ from whet.model.load import load_model
 from whet.model.reference import FrozenModel
 from whet.model.vocabulary import vocabulary_refusal
 from whet.record.log import read_metrics
+from whet.training.assembly.assembly import assemble
 from whet.training.assembly.serving import build_server
+from whet.training.config import resolved
 from whet.training.sections import TeacherSection
 from whet.training.teacher import DistillationSettings, ModelTeacher, taught_rows
 from whet.types import Group, Prompt, Sample, StopReason, TokenBatch, WhetError
@@ -186,6 +188,20 @@ def test_what_a_teacher_says_behind_another_prompt_comes_back_to_its_tokens(teac
             logits = loaded.model(torch.tensor([[*before, *own.tolist()]])).logits[0]
         expected = logits[len(before) - 1 : -1].log_softmax(-1).gather(-1, own[:, None])[:, 0]
         torch.testing.assert_close(found[row][batch.action[row]], expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "words"),
+    [
+        ("sdft", {}, "as it began, that reads a demonstration too; samples without one"),
+        ("sdpo", {}, "a moving average of it, that reads a sibling too; samples without one"),
+        ("opd", {"teacher": {"name": "self"}, "objective": {"reference": "ema"}}, "a moving average of it"),
+    ],
+)
+def test_a_policy_that_teaches_itself_says_what_it_reads_in_addition(method, given, words):
+    trainer = assemble(resolved(method, {**SMALL, "data": {"count": 8}, **given})).trainer
+    assert trainer.taught_by.startswith(f"the policy itself, {words}")
+    assert (" reads a " in trainer.taught_by) == (" reads a " in words)
 
 
 @pytest.mark.parametrize("method", ["sdpo", "sdft"])

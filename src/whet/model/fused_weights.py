@@ -83,7 +83,11 @@ class FusedWeights:
         self.merged: Callable[[], MergedWeights | None] = _no_copy  # what a sampler made of it, while that is there
         self.blocks = [self._fused(block) for block in stack.blocks]
         # of the products only the logits' show how they are rounded: they are large, and differences between them count
-        fine = torch.float16 if dtype == torch.bfloat16 and _fits_float16(stack) else dtype
+        fine = (
+            torch.float16
+            if dtype == torch.bfloat16 and stack.embedding.weight.is_cuda and _fits_float16(stack)
+            else dtype
+        )
         narrow = stack.embedding.weight.dtype == dtype and dtype.itemsize < 4
         self.embedding = stack.embedding.weight.detach() if narrow else self._copy(stack.embedding.weight, fine)
         self.head = self.embedding
@@ -255,9 +259,7 @@ def _spans(layers: Sequence[nn.Linear], ranks: Sequence[int]) -> tuple[tuple[sli
 
 
 def _fits_float16(stack: BlockStack) -> bool:
-    """On CUDA, where embeddings, the states that the last norm can give and the logits stay far inside its range."""
-    if not stack.embedding.weight.is_cuda:
-        return False
+    """Whether embeddings, the states that the last norm can give and the logits stay far inside its range."""
     largest = float(stack.last_norm.weight.detach().abs().max()) * stack.sizes.width**0.5  # type: ignore[operator]
     matrices = [stack.embedding.weight] + ([] if stack.head is None else [stack.head.weight])
     return max(largest, *(float(matrix.detach().abs().max()) for matrix in matrices)) < 1e4

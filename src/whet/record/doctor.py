@@ -6,7 +6,6 @@ the record, or by asking again about the steps before.
 
 from __future__ import annotations
 
-import math
 import shlex
 import textwrap
 from collections.abc import Mapping
@@ -23,10 +22,9 @@ from whet.record.log import (
     METRICS,
     SUMMARY,
     EvalRecord,
-    eval_records,
+    raw_lines,
     read_summary,
-    readable_lines,
-    step_reports,
+    recorded_line,
 )
 from whet.record.rows import ThinnedLog
 from whet.record.run import MOST_BETWEEN, RunRecord, StepTotals
@@ -116,7 +114,7 @@ def doctor_report(folder: Path | str, step: int | None = None) -> DoctorReport:
         status=ending.status,
         kind=record.kind.name,
         step=ending.step,
-        total_steps=_whole(summary.get("total_steps")),
+        total_steps=summary.get("total_steps") or 0,
         story=story_of(spans, record.evaluations(), ending if step is None else None),
         problems=tuple(problems),
         over=tuple(span for span in spans if span.finding.is_problem and not span.holds),
@@ -140,35 +138,25 @@ def _read(folder: Path, summary: Mapping[str, Any], until: int | None, damage: l
     reports: ThinnedLog[StepReport] = ThinnedLog(between=MOST_BETWEEN)
     evals: list[EvalRecord] = []
     totals = StepTotals()
-    broken: list[None] = []
+    num_broken = 0
     try:
-        for line in readable_lines(folder / METRICS, _checked, lambda: broken.append(None)):
-            if until is not None and line["step"] > until:
+        for _, text in raw_lines(folder / METRICS):
+            known = recorded_line(text)
+            if known is None:
+                num_broken += 1
+            elif until is not None and known.step > until:
                 continue
-            if "eval" in line:
-                evals += eval_records([line])
+            elif isinstance(known, EvalRecord):
+                evals.append(known)
             else:
-                (report,) = step_reports([line])
-                reports.append(report)
-                totals.problems += [(report.step, report.health)] if report.health else []
+                reports.append(known)
+                totals.problems += [(known.step, known.health)] if known.health else []
     except OSError:
-        broken.append(None)
-    if broken:
-        damage.append(f"{folder / METRICS}: {count_of(len(broken), 'line')} could not be read and are passed over")
+        num_broken += 1
+    if num_broken:
+        damage.append(f"{folder / METRICS}: {count_of(num_broken, 'line')} could not be read and are passed over")
     evals = with_size(evals, summary.get("eval_size"))
     return RunRecord(folder, summary, "", tuple(reports.items()), tuple(evals), totals=totals)
-
-
-def _checked(line: dict[str, Any]) -> dict[str, Any]:
-    """The line, where it is one of a step or an evaluation; else an error."""
-    if not isinstance(line["step"], int):
-        raise TypeError("the step of a line is a whole number")
-    step_reports([line]) if "eval" not in line else eval_records([line])
-    return line
-
-
-def _whole(value: Any) -> int:
-    return int(value) if isinstance(value, int | float) and math.isfinite(value) else 0
 
 
 def _span_values(span: FindingSpan) -> dict[str, Any]:

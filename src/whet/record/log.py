@@ -17,7 +17,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeGuard
 
 from whet.record.run_folder import write_atomically
 from whet.record.tokens import TokenSettings, token_lines
@@ -25,9 +25,16 @@ from whet.types import Prompt, Sample, StepReport, Turn, WhetError
 
 logger = logging.getLogger(__name__)
 
-Line = TypeVar("Line")
 METRICS, SAMPLES, TOKENS, SUMMARY = "metrics.jsonl", "samples.jsonl", "tokens.jsonl", "run.json"
 CLOCKED = ("seconds", "machine")  # what no two runs share, and no digest counts
+MOST_FINDINGS, LONGEST_FINDING = 50, 4000  # of a step that are read back, and characters of each
+LATEST = 4e10  # seconds since 1970: no run began or ended later
+# of the summary's fields that readers count on
+SUMMARY_TYPES: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("facts", "seconds", "before", "after", "settings"), dict),
+    **dict.fromkeys(("started", "finished", "tokens", "memory"), (int, float)),
+    **{"objective": list, "total_steps": int, "status": str, "title": str},
+}
 MOST_FAILURES = 20  # saves that failed, in the summary: the newest
 LOGS = (METRICS, SAMPLES, TOKENS)
 
@@ -343,16 +350,13 @@ def read_summary(folder: Path | str) -> dict[str, Any]:
     """run.json; raises where it is missing or damaged."""
     path = Path(folder) / SUMMARY
     try:
-        summary = json.loads(path.read_bytes())
+        return parsed_summary(path.read_bytes())
     except FileNotFoundError:
         raise WhetError(f"{folder} has no {SUMMARY}; give the folder of a run") from None
-    except (ValueError, RecursionError) as error:
-        raise WhetError(f"{path} is not JSON ({error}); restore it, or give another run's folder") from None
     except OSError as error:
         raise WhetError(f"{path} cannot be read ({error.strerror}); restore it, or give another run's folder") from None
-    if not isinstance(summary, dict):
-        raise WhetError(f"{path} holds a {type(summary).__name__}, not an object; give the folder of a run")
-    return summary
+    except ValueError as error:
+        raise WhetError(f"{path} {error}; restore it, or give another run's folder") from None
 
 
 def read_metrics(folder: Path | str) -> list[dict[str, Any]]:
@@ -393,24 +397,19 @@ def last_lines(path: Path, key: Callable[[Mapping[str, Any]], Any], block: int =
     return []
 
 
-def readable_lines(path: Path, read: Callable[[dict[str, Any]], Line], damaged: Callable[[], None]) -> Iterator[Line]:
-    """What `read` makes of the complete lines of a log; `damaged` is called for one that it cannot read."""
-    for place, text in raw_lines(path):
-        try:
-            value = read(json_object(place, text))
-        except (WhetError, KeyError, TypeError, ValueError, AttributeError):
-            damaged()
-        else:
-            yield value
-
-
 def readable_rows(path: Path, row: Callable[[dict[str, Any]], dict[str, Any] | None]) -> list[dict[str, Any]]:
     """What `row` makes of the lines of a log, None left out; a line that is damaged is passed over, with a warning."""
-    damage: list[None] = []
-    rows = [made for made in readable_lines(path, row, lambda: damage.append(None)) if made is not None]
-    if damage:
-        lines = "1 line" if len(damage) == 1 else f"{len(damage):,} lines"
-        logger.warning("%s: %s could not be read and %s left out", path, lines, "is" if len(damage) == 1 else "are")
+    rows, num_damaged = [], 0
+    for place, text in raw_lines(path):
+        try:
+            made = row(json_object(place, text))
+        except (WhetError, KeyError, TypeError, ValueError, AttributeError):
+            num_damaged += 1
+        else:
+            rows += [] if made is None else [made]
+    if num_damaged:
+        lines = "1 line" if num_damaged == 1 else f"{num_damaged:,} lines"
+        logger.warning("%s: %s could not be read and %s left out", path, lines, "is" if num_damaged == 1 else "are")
     return rows
 
 
@@ -470,42 +469,107 @@ def _lines_and_ends(path: Path, most: int | None = None) -> Iterator[tuple[dict[
 
 
 def step_reports(lines: Sequence[Mapping[str, Any]]) -> list[StepReport]:
-    """The steps among the lines of metrics.jsonl; null comes back as NaN."""
-    return [
-        StepReport(
-            step=line["step"],
-            policy_version=line["policy_version"],
-            counts=line["counts"],
-            reward=_with_nan(line["reward"]),
-            metrics=_with_nan(line["metrics"]),
-            health=tuple(line["health"]),
-            seconds=_with_nan(line["seconds"]),
-            spread={name: _with_nan(values) for name, values in line.get("spread", {}).items()},
-            timeline=tuple((phase, start, end) for phase, start, end in line.get("timeline", ())),
-            machine=_with_nan(line.get("machine", {})),
-        )
-        for line in lines
-        if "eval" not in line
-    ]
+    """The steps among the lines of metrics.jsonl."""
+    return [known for line in lines if isinstance(known := recorded(line), StepReport)]
 
 
 def eval_records(lines: Sequence[Mapping[str, Any]]) -> list[EvalRecord]:
     """The evaluations among the lines of metrics.jsonl."""
-    return [
-        EvalRecord(
-            step=line["step"],
-            name=line["eval"],
-            result=_with_nan(line["result"]),
-            seconds=_with_nan(line["seconds"])["evaluate"],
-            size=line.get("size", 0),
-            scores={
-                name: [math.nan if score is None else score for score in scores]
-                for name, scores in line.get("scores", {}).items()
-            },
-        )
-        for line in lines
-        if "eval" in line
-    ]
+    return [known for line in lines if isinstance(known := recorded(line), EvalRecord)]
+
+
+def recorded_line(text: bytes) -> StepReport | EvalRecord | None:
+    """A line of metrics.jsonl as it stands there; None where it is damaged."""
+    try:
+        line = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return recorded(line) if isinstance(line, dict) else None
+
+
+def recorded(line: Mapping[str, Any]) -> StepReport | EvalRecord | None:
+    """What a line of metrics.jsonl tells, of any version of whet: null comes back as NaN, and what is missing or of
+    another type is left out. None where the line is neither a step nor an evaluation."""
+    step = line.get("step")
+    if not _is_count(step):
+        return None
+    seconds, spread = _numbers(line.get("seconds")), line.get("spread")
+    if "eval" in line:
+        name, size, scores = line["eval"], line.get("size"), line.get("scores")
+        if not isinstance(name, str):
+            return None
+        listed = {key: _numbers_in(values) for key, values in scores.items()} if isinstance(scores, dict) else {}
+        took = seconds.get("evaluate", 0.0)
+        return EvalRecord(step, name, _numbers(line.get("result")), took, size if _is_count(size) else 0, listed)
+    counts = {name: int(value) for name, value in _numbers(line.get("counts")).items() if math.isfinite(value)}
+    version, health, timeline = line.get("policy_version"), line.get("health"), line.get("timeline")
+    findings = health[:MOST_FINDINGS] if isinstance(health, list) else []
+    return StepReport(
+        step=step,
+        policy_version=version if _is_count(version) else 0,
+        counts=counts,
+        reward=_numbers(line.get("reward")),
+        metrics=_numbers(line.get("metrics")),
+        health=tuple(str(each)[:LONGEST_FINDING] for each in findings),
+        seconds=seconds,
+        spread={name: _numbers(values) for name, values in spread.items()} if isinstance(spread, dict) else {},
+        timeline=tuple(map(tuple, filter(_is_span, timeline))) if isinstance(timeline, list) else (),
+        machine=_numbers(line.get("machine")),
+    )
+
+
+def parsed_summary(content: bytes) -> dict[str, Any]:
+    """What run.json holds; a field of another type than readers count on is left out. Raises `ValueError` with what is
+    wrong where it holds no summary."""
+    try:
+        summary = json.loads(content)
+    except (ValueError, RecursionError):
+        raise ValueError("is not JSON: it was damaged, or is being written") from None
+    if not isinstance(summary, dict):
+        raise ValueError("does not hold an object")
+    return {name: _checked(name, value) for name, value in summary.items() if _is_expected(name, value)}
+
+
+def _is_expected(name: str, value: Any) -> bool:
+    if value is None or name not in SUMMARY_TYPES:
+        return True
+    fits = isinstance(value, SUMMARY_TYPES[name])
+    return fits and (name not in ("started", "finished") or 0 < value < LATEST)
+
+
+def _checked(name: str, value: Any) -> Any:
+    if name not in ("seconds", "before", "after") or value is None:
+        return value
+    return {key: _finite(each) for key, each in _numbers(value).items()}
+
+
+def _is_count(value: Any) -> TypeGuard[int]:
+    return type(value) is int and 0 <= value < 2**53
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < 1e300
+
+
+def _is_span(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 3 and isinstance(value[0], str) and all(map(_is_number, value[1:]))
+
+
+def _numbers(values: Any) -> dict[str, float]:
+    """The numbers of an object, by name; null is NaN."""
+    if not isinstance(values, dict):
+        return {}
+    if set(map(type, values.values())) == {float}:  # nearly always
+        return values
+    known = {name: each for name, each in values.items() if each is None or _is_number(each)}
+    return {name: math.nan if each is None else each for name, each in known.items()}
+
+
+def _numbers_in(values: Any) -> list[float]:
+    """What each prompt scored, NaN where it could not be scored; empty where these are not scores."""
+    if not isinstance(values, list) or not all(each is None or type(each) in (int, float) for each in values):
+        return []
+    return [each if each is not None and _is_number(each) else math.nan for each in values]
 
 
 def _open_log(path: Path) -> BinaryIO:
@@ -550,10 +614,6 @@ def _scores(scores: Mapping[str, Sequence[float]]) -> dict[str, list[float | Non
     return {
         name: [int(score) if score in (0, 1) else _finite(score) for score in scores[name]] for name in sorted(scores)
     }
-
-
-def _with_nan(values: Mapping[str, float | None]) -> dict[str, float]:
-    return {name: math.nan if value is None else value for name, value in values.items()}
 
 
 def _plain(value: Any) -> Any:

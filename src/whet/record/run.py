@@ -20,12 +20,12 @@ from whet.record.log import (
     METRICS,
     SAMPLES,
     EvalRecord,
-    eval_records,
     json_object,
     last_lines,
     raw_lines,
     read_lines,
     read_summary,
+    recorded,
     step_reports,
     step_sums,
 )
@@ -51,11 +51,6 @@ class StepTotals:
     # (step, tokens so far, seconds so far) of steps here and there
     course: ThinnedLog[tuple[int, int, float]] = field(default_factory=ThinnedLog, compare=False)
 
-    def passed(self, step: int) -> None:
-        """A step was added: note what has been spent by now."""
-        spent = sum(self.seconds.values()) + self.evaluation_seconds
-        self.course.append((step, self.counts.get("tokens", 0), spent))
-
     def course_values(self) -> dict[str, list[float]] | None:
         """What was spent after each of some steps, for the axes of charts; None before the first step."""
         rows = [(0, 0, 0.0), *self.course.items()]
@@ -64,16 +59,16 @@ class StepTotals:
         steps, tokens, seconds = zip(*rows, strict=True)
         return {"step": list(steps), "tokens": list(tokens), "seconds": [round(spent, 2) for spent in seconds]}
 
-    def add(self, line: Mapping[str, Any]) -> None:
-        """One more step, as metrics.jsonl has it."""
+    def add(self, step: int, seconds: Mapping[str, float | None], counts: Mapping[str, int]) -> None:
+        """One more step: add up, and note what has been spent by now."""
         self.num_steps += 1
-        for phase, took in line["seconds"].items():
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + (took or 0.0)
-        for name, count in line["counts"].items():
+        for phase, took in seconds.items():
+            known = took if took is not None and math.isfinite(took) else 0.0
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + known
+        for name, count in counts.items():
             self.counts[name] = self.counts.get(name, 0) + count
-        if line["health"]:
-            self.problems.append((line["step"], tuple(line["health"])))
-        self.passed(line["step"])
+        spent = sum(self.seconds.values()) + self.evaluation_seconds
+        self.course.append((step, self.counts.get("tokens", 0), spent))
 
 
 @dataclass(frozen=True)
@@ -190,14 +185,16 @@ def read_run(folder: Path | str, summary: Mapping[str, Any] | None = None) -> Ru
     """`summary` stands for run.json, which a run that ends writes after its report."""
     folder = Path(folder)
     summary = read_summary(folder) if summary is None else summary
-    totals, evals = StepTotals(), []
+    totals, evals = StepTotals(), list[EvalRecord]()
     step_lines: ThinnedLog[tuple[str, bytes]] = ThinnedLog(between=MOST_BETWEEN)
     for position, text in raw_lines(folder / METRICS):
-        if b'"eval": ' in text and "eval" in (line := json_object(position, text)):
-            evals.append(line)
-            totals.evaluation_seconds += line["seconds"].get("evaluate") or 0.0
+        if b'"eval": ' in text and isinstance(known := recorded(json_object(position, text)), EvalRecord):
+            evals.append(known)
+            totals.evaluation_seconds += known.seconds if math.isfinite(known.seconds) else 0.0
         else:
-            totals.add(step_sums(position, text))
+            sums = step_sums(position, text)
+            totals.add(sums["step"], sums["seconds"], sums["counts"])
+            totals.problems += [(sums["step"], tuple(sums["health"]))] if sums["health"] else []
             step_lines.append((position, text))
     config = folder / "config.toml"
     first, last = _samples_at_the_ends(folder / SAMPLES)
@@ -206,7 +203,7 @@ def read_run(folder: Path | str, summary: Mapping[str, Any] | None = None) -> Ru
         summary=summary,
         config=config.read_text(encoding="utf-8", errors="replace") if config.exists() else "",
         steps=tuple(step_reports([json_object(*line) for line in step_lines.items()])),
-        evals=tuple(with_size(eval_records(evals), summary.get("eval_size"))),
+        evals=tuple(with_size(evals, summary.get("eval_size"))),
         first_samples=first,
         last_samples=last,
         totals=totals,

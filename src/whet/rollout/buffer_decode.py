@@ -14,7 +14,7 @@ from whet.model.hooked_decode import HookedDecoder
 from whet.model.shared_prefix import long_tensor
 from whet.rollout.expert_log import ExpertLog
 from whet.rollout.sampling import Draw, draw
-from whet.rollout.scheduler import DecodeBackend, DecodeJob, HeldBeginning, TokenLog, passes
+from whet.rollout.scheduler import DecodeJob, HeldBeginning, ResumingBackend, TokenLog, passes
 from whet.types import SessionShape
 
 STEPS_PER_LOOK = 16  # at a device that has to be waited for; rows that ended meanwhile are cut
@@ -24,7 +24,7 @@ FREE_BEFORE_MOVE = 8
 EXTENSION_STEPS = 2  # that a pass over answers costs, besides their tokens
 
 
-class BufferBackend(DecodeBackend):
+class BufferBackend(ResumingBackend):
     """On a decoder and its state: for the requests of a job, or for a session."""
 
     def __init__(self, decoder: HookedDecoder, job: DecodeJob, rows: int, session: SessionShape | None = None) -> None:
@@ -52,7 +52,7 @@ class BufferBackend(DecodeBackend):
         widths = (longest, self._budget)
         self._experts = None if of is None else ExpertLog(of, self.num_rows, self.num_slots, widths, self._device)
         self._routing: RoutingPass | None = None
-        self.forks = self.resumes = session is not None and self._experts is None
+        self.forks = self._experts is None  # they are noted by row, and stay where they were
         self._forget()
 
     def renew(self) -> None:

@@ -31,10 +31,10 @@ from whet.model.trials import verdict
 from whet.rollout.sampling import Draw
 from whet.rollout.scheduler import (
     LARGEST_SUPPORT,
-    DecodeBackend,
     DecodeJob,
     DecodeScheduler,
     KeptTokens,
+    SessionBackend,
     StopRule,
     TokenLog,
     decode_job,
@@ -97,14 +97,13 @@ def _constraint_refusal(sampling: Sampling) -> str:
     return "a graph draws without asking what may be drawn" if sampling.constrained else ""
 
 
-class GraphBackend(DecodeBackend):
+class GraphBackend(SessionBackend):
     """With fused copies of the policy's weights, and graphs that outlast a rollout."""
 
     steps_per_look = STEPS_PER_LOOK
     looks_behind = 1
     prefills_ahead = True  # computing many prompts at once is cheap
     most_members = MOST_MEMBERS
-    forks = True
 
     num_rows = num_slots = 0
 

@@ -11,10 +11,10 @@ import torch
 
 from whet.model.causal_lm import CausalLM
 from whet.rollout.scheduler import (
-    DecodeBackend,
     DecodeCounts,
     DecodeScheduler,
     DrawnCompletion,
+    SessionBackend,
     UnfinishedRow,
     joined_support,
 )
@@ -45,7 +45,7 @@ class DecodeSession:
         self,
         lm: CausalLM,
         scheduler: DecodeScheduler,
-        backend: DecodeBackend,
+        backend: SessionBackend,
         samples_of: SamplesOf,
         *,
         budget: int,

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -133,7 +133,7 @@ def decode_job(
 class DecodeBackend(ABC):
     """Computes what the scheduler arranges. Rows and slots are numbered from 0, without gaps behind the last.
 
-    As it stands, prompts are read whole, and nothing outlasts the requests of a job: no session is opened on it.
+    Prompts are read whole, and nothing outlasts the requests of a job.
     """
 
     num_rows: int  # at most
@@ -142,8 +142,6 @@ class DecodeBackend(ABC):
     looks_behind = 0  # a device that runs ahead is given the next steps before the last look is read
     prefills_ahead = False  # also prompts whose rows are not free yet
     most_members: int | None = None  # rows that may share a slot; None: any number
-    forks = False  # whether rows can be copied
-    resumes = False  # whether prompts can be read behind a beginning that was copied
     log: TokenLog
 
     def running(self) -> AbstractContextManager[None]:
@@ -158,39 +156,9 @@ class DecodeBackend(ABC):
     def prefill(self, slots: Sequence[int], prompts: Sequence[tuple[int, ...]]) -> None:
         """Read prompts into slots."""
 
-    def resume_prompts(
-        self, slots: Sequence[int], prompts: Sequence[tuple[int, ...]], held: Sequence[HeldBeginning]
-    ) -> None:
-        """Read prompts into slots, each behind a beginning that is copied; all are copied before one is read."""
-        raise NotImplementedError
-
     @abstractmethod
     def enter(self, rows: Sequence[int], slots: Sequence[int]) -> Tensor:
         """Rows begin to answer the prompts in these slots: logits [rows, V] of their first token."""
-
-    def may_extend(self, num_ready: int, num_busy: int, turn_tokens: float) -> bool:
-        """Whether it is worth the while to read on in rows that have something to read, `num_busy` others writing.
-
-        `turn_tokens`: what a turn took so far, on average.
-        """
-        return False
-
-    def extend(
-        self, rows: Sequence[int], slots: Sequence[int], starts: Sequence[int], chunks: Sequence[tuple[int, ...]]
-    ) -> Tensor:
-        """Rows read on behind what they hold: float32 logits [rows, V] behind the last token of each chunk.
-
-        Chunk n, at least one token, goes to the own places `starts[n]`, `starts[n] + 1`, ... of row `rows[n]`: place p
-        is the position (length of the prompt in `slots[n]`) + p. Its tokens see the prompt, the places in front of
-        `starts[n]` and each other causally; whatever stands at `starts[n]` or behind is written over, never read. The
-        row has entered that slot before. The next step reads `log.last` at the place behind the chunk.
-        """
-        raise NotImplementedError
-
-    def fork(self, sources: Sequence[int], targets: Sequence[int], widths: Sequence[int]) -> None:
-        """Copy the first own places of rows, so many of each, to rows that have just entered a slot with the same
-        prompt; they read on behind that."""
-        raise NotImplementedError
 
     def seat(self, slots: Sequence[int | None]) -> None:
         """The slot of each row for the coming steps; None for a free row, or one that waits to read on.
@@ -217,10 +185,6 @@ class DecodeBackend(ABC):
         """How many rows to go on with: fewer than `num_rows` if moving those that are busy together pays."""
         return num_busy
 
-    def renew(self) -> None:
-        """The model has other weights: whatever rows and slots hold counts no more. Of a session's backend only."""
-        raise NotImplementedError
-
     @abstractmethod
     def keep(self, rows: Sequence[int], slots: Sequence[int]) -> None:
         """Row n is from now on what row `rows[n]` was, and so for slots. The log is moved already.
@@ -228,6 +192,50 @@ class DecodeBackend(ABC):
         Rows may change places with each other, those that wait to read on included, so a row is taken before it is
         written over. Rows and slots behind those that are named are gone.
         """
+
+
+class SessionBackend(DecodeBackend):
+    """One on which sessions are opened as well: rows read on behind what they hold, and the weights may change."""
+
+    forks = True  # whether rows can be copied
+
+    @abstractmethod
+    def may_extend(self, num_ready: int, num_busy: int, turn_tokens: float) -> bool:
+        """Whether it is worth the while to read on in rows that have something to read, `num_busy` others writing.
+
+        `turn_tokens`: what a turn took so far, on average.
+        """
+
+    @abstractmethod
+    def extend(
+        self, rows: Sequence[int], slots: Sequence[int], starts: Sequence[int], chunks: Sequence[tuple[int, ...]]
+    ) -> Tensor:
+        """Rows read on behind what they hold: float32 logits [rows, V] behind the last token of each chunk.
+
+        Chunk n, at least one token, goes to the own places `starts[n]`, `starts[n] + 1`, ... of row `rows[n]`: place p
+        is the position (length of the prompt in `slots[n]`) + p. Its tokens see the prompt, the places in front of
+        `starts[n]` and each other causally; whatever stands at `starts[n]` or behind is written over, never read. The
+        row has entered that slot before. The next step reads `log.last` at the place behind the chunk.
+        """
+
+    @abstractmethod
+    def fork(self, sources: Sequence[int], targets: Sequence[int], widths: Sequence[int]) -> None:
+        """Copy the first own places of rows, so many of each, to rows that have just entered a slot with the same
+        prompt; they read on behind that."""
+
+    @abstractmethod
+    def renew(self) -> None:
+        """The model has other weights: whatever rows and slots hold counts no more."""
+
+
+class ResumingBackend(SessionBackend):
+    """One on which prompts, too, are read behind what others have in common with them, where rows can be copied."""
+
+    @abstractmethod
+    def resume_prompts(
+        self, slots: Sequence[int], prompts: Sequence[tuple[int, ...]], held: Sequence[HeldBeginning]
+    ) -> None:
+        """Read prompts into slots, each behind a beginning that is copied; all are copied before one is read."""
 
 
 @dataclass(frozen=True)
@@ -468,8 +476,18 @@ class DecodeCounts:
 class DecodeScheduler:
     """Requests on their way. With `room`, (tokens of a prompt, tokens behind it), rows are kept to be continued."""
 
+    @overload
+    def __init__(self, backend: DecodeBackend, job: DecodeJob) -> None: ...
+
+    @overload
+    def __init__(self, backend: SessionBackend, job: DecodeJob, room: tuple[int, int]) -> None: ...
+
     def __init__(self, backend: DecodeBackend, job: DecodeJob, room: tuple[int, int] | None = None) -> None:
         self._backend, self._job, self._log, self._room = backend, job, backend.log, room
+        # what a session does with it, beyond what is done for a job
+        self._session = backend if room is not None and isinstance(backend, SessionBackend) else None
+        self._forking = self._session if self._session is not None and self._session.forks else None
+        self._resuming = self._forking if isinstance(self._forking, ResumingBackend) else None
         self.counts = DecodeCounts()
         self._vocabulary = 0  # known with the first logits
         self._stops_early = job.sampling.stops_early or any(each.stop or each.stop_tokens for each in job.requests)
@@ -527,9 +545,9 @@ class DecodeScheduler:
 
     def _forked_prompt(self, request: Request, length: int) -> int:
         """The length of a prompt behind which rows hold more of what the request has to read; else as it was."""
-        if not self._backend.forks or request.tokens[:length] in self._prompts:
+        if self._forking is None or request.tokens[:length] in self._prompts:
             return length
-        if self._backend.resumes and self._room is not None and length <= self._room[0]:
+        if self._resuming is not None and self._room is not None and length <= self._room[0]:
             return length  # as a prompt it is read once for all that ask for it, behind whatever is held
         tokens = request.tokens[:-1]
         held = [(_num_common(tokens, row), len(row.prompt.tokens)) for row in self._rows if row is not None]
@@ -539,7 +557,7 @@ class DecodeScheduler:
     def _fork(self, seated: Sequence[_Occupant]) -> None:
         """Rows that have just entered take over what other rows hold of their tokens."""
         reading = [row for row in seated if row.unread]
-        if not reading:
+        if self._forking is None or not reading:
             return
         new = set(seated)
         others = [row for row in self._rows if row is not None and row not in new]
@@ -553,7 +571,7 @@ class DecodeScheduler:
                 forked.append((row, place))
         if forked:
             widths = [row.start for row, _ in forked]
-            self._backend.fork([place for _, place in forked], [row.place for row, _ in forked], widths)
+            self._forking.fork([place for _, place in forked], [row.place for row, _ in forked], widths)
             self.counts.forked += sum(widths)
 
     def _begin(self, number: int, request: Request, length: int) -> None:
@@ -854,10 +872,12 @@ class DecodeScheduler:
 
     def _read_on(self, moves: bool = False) -> None:
         """Let rows that are continued read on and draw a token, once it is worth it; `moves`: together with others."""
+        if self._session is None or not self._ready:
+            return
         turn_tokens = self._num_left and self._left_tokens / self._num_left
         # prompts that are read now may begin with what a row is about to read
-        sooner = self._backend.resumes and bool(self._waiting)
-        if self._ready and (sooner or self._backend.may_extend(len(self._ready), self._num_writing, turn_tokens)):
+        sooner = self._resuming is not None and bool(self._waiting)
+        if sooner or self._session.may_extend(len(self._ready), self._num_writing, turn_tokens):
             rows, self._ready = self._ready, []
             if moves:
                 self._move_together(rows)
@@ -876,8 +896,7 @@ class DecodeScheduler:
             if seated:
                 rows_at = self._opened(seated)
                 logits = self._backend.enter([row.place for row in seated], [_slot(row) for row in seated])
-                if self._backend.forks:
-                    self._fork(seated)
+                self._fork(seated)
                 reading = [number for number, row in enumerate(seated) if row.unread]
                 if reading:
                     read = self._extend([seated[number] for number in reading])
@@ -914,13 +933,14 @@ class DecodeScheduler:
 
     def _extend(self, rows: Sequence[_Occupant]) -> Tensor:
         """Logits [rows, V] behind what the rows have yet to read; those with about as much together."""
+        assert self._session is not None
         chunks = [row.unread for row in rows]
         order = sorted(range(len(rows)), key=lambda number: len(chunks[number]))
         parts = []
         for part in passes(order, [len(chunk) for chunk in chunks]):
             members = [rows[number] for number in part]
             parts.append(
-                self._backend.extend(
+                self._session.extend(
                     [row.place for row in members],
                     [_slot(row) for row in members],
                     [row.start for row in members],
@@ -960,7 +980,7 @@ class DecodeScheduler:
 
     def _fill(self, new: Sequence[_HeldPrompt]) -> None:
         """Read prompts into their slots, what they have in common with others once."""
-        slots, shares = [prompt.slot or 0 for prompt in new], self._backend.resumes and self._room is not None
+        slots, shares = [prompt.slot or 0 for prompt in new], self._resuming is not None
         held = self._held_beginnings() if shares else {}
         for slot, prompt in zip(slots, new, strict=True):
             self._slots[slot] = prompt
@@ -986,9 +1006,9 @@ class DecodeScheduler:
         beginnings: Sequence[Beginning],
         sources: Sequence[tuple[int, int | None]],
     ) -> None:
-        if numbers:
+        if numbers and self._resuming is not None:
             chosen = [beginnings[number] for number in numbers]
-            self._backend.resume_prompts(
+            self._resuming.resume_prompts(
                 [new[number].slot or 0 for number in numbers],
                 [new[number].tokens for number in numbers],
                 [HeldBeginning(*sources[beginning.source], beginning.length) for beginning in chosen],

@@ -29,7 +29,7 @@ from whet.rollout.buffer_decode import BufferBackend
 from whet.rollout.cuda_decode import GraphBackend, graph_backend
 from whet.rollout.decode_session import DecodeSession, check_length
 from whet.rollout.own_cache import OwnCacheBackend, OwnForward, own_forward
-from whet.rollout.scheduler import DecodeBackend, DecodeScheduler, DrawnCompletion, StopRule, decode_job
+from whet.rollout.scheduler import DecodeScheduler, DrawnCompletion, SessionBackend, StopRule, decode_job
 from whet.rollout.session import BatchSession
 from whet.types import Request, Sample, Sampling, SessionShape
 
@@ -221,7 +221,7 @@ class TorchEngine:
         self.decode_path  # noqa: B018  tried out once
         job = decode_job((), sampling, self._stop)
         graphs = self._graphs
-        backend: DecodeBackend
+        backend: SessionBackend
         if graphs is not None and not graphs.session_refusal(sampling, shape):
             graphs.open_session(sampling, shape, self._rows_per_batch)
             backend, inference, give_back = graphs, False, graphs.close_session

@@ -46,6 +46,12 @@ def test_advantages_without_and_with_the_std():
     assert set(drawn("groups", pattern="equal")["advantage"]["y"]) == {0}
 
 
+def test_rewards_of_a_group_are_best_first():
+    assert groups.rewards("graded", 5) == (1.0, 0.75, 0.5, 0.25, 0.0)
+    assert groups.rewards("outlier", 4) == pytest.approx((3.0, 0.6, 0.5, 0.4))
+    assert groups.rewards("one_wrong", 3) == (1.0, 1.0, 0.0)
+
+
 def test_the_share_of_groups_that_teach_is_the_binomial_one():
     for size in (2, 8):
         signal = drawn("groups", 2, group_size=str(size))["groups with a signal"]

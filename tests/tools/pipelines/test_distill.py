@@ -12,6 +12,7 @@ from whet.pages.pipeline_page import MeasuredPolicy, branched, compared, fallen,
 from whet.tools.pipelines.distill import DistillSettings, distill_entries
 from whet.tools.pipelines.library.distilling import Arithmetic, StudentEntry, against_first
 from whet.tools.pipelines.runner import run_pipeline
+from whet.training.config import resolved
 from whet.types import WhetError
 
 TINY = {
@@ -138,6 +139,17 @@ def test_a_student_reads_demonstrations_in_the_form_in_which_it_teaches_itself()
 def test_a_choice_of_a_way_keeps_its_method():
     settings = DistillSettings(pipeline="distill", on_policy={"steps": 3}, self_teaching={"steps": 3})
     assert (settings.on_policy.method, settings.self_teaching.method) == ("opd_full", "sdft")
+
+
+def test_in_the_small_run_the_ways_make_updates_of_the_same_size_and_the_warm_up_as_many():
+    small = DistillSettings.small_run
+    sizes = {name: small[name]["train"]["batch"] for name in ("warm", "imitate", "on_policy", "self_teaching")}
+    assert {size for batch in sizes.values() for size in batch.values()} == {32}
+    settings = DistillSettings(pipeline="distill")
+    groups = [resolved(choice.method, {}).batch.group_size for choice in (settings.on_policy, settings.self_teaching)]
+    assert groups == [1, 1]
+    passes = {name: small[name]["epochs"] for name in ("warm", "imitate")}
+    assert passes["warm"] * (small["warm_rows"] + small["reading_rows"]) == passes["imitate"] * small["data"]["count"]
 
 
 def test_the_student_teaches_itself_over_distributions_unless_told_otherwise():

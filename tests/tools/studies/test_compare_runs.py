@@ -70,6 +70,9 @@ def test_results_of_evaluate_are_compared_prompt_by_prompt(tmp_path):
         return float(len(seen) > 16 or len(seen) <= 8)
 
     results = whet.evaluate(["whetstone", "whetstone"], iter(rows), reward=first_half, settings=settings)
+    assert [[each["prompt"] for each in result.completions] for result in results] == [
+        [row["prompt"] for row in rows]
+    ] * 2
     compared = whet.compare(results)
     (test,) = compared.tests
     assert (test.gained, test.lost, test.test) == (8, 0, "McNemar") and test.p == pytest.approx(2 / 2**8)

@@ -30,6 +30,16 @@ def test_each_way_of_training_says_what_it_optimises():
     assert all(len(lines) >= 3 for _, lines in described)
 
 
+def test_a_reward_model_says_which_token_is_scored():
+    def said(method, **layers):
+        return describe(resolved(method, layers), ())[1][-1]
+
+    assert said("rm") == "  - scored at the last token of the conversation"
+    assert said("prm") == "  - scored at the last token of each step"
+    outcomes = said("orm", reward_model={"outcome_at": "every_token"})
+    assert outcomes.startswith("  - learned at every token of a completion, scored at the last token")
+
+
 def test_files_of_rewards_are_known_by_what_they_hold(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text("def right(prompt, completion): return 1.0\n")

@@ -1,8 +1,11 @@
 """Wherever completions are written, the engine is made as the config says."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from tests.support.local_pool import LocalPool
 from whet.rollout.torch_engine import TorchEngine
 from whet.training.assembly import engines
 from whet.training.assembly.assembly import assemble
@@ -51,6 +54,15 @@ def test_engine_settings_reach_the_engine_that_writes_ahead_of_the_trainer(made,
     made.clear()
     started.value.args[0]()  # what runs in the other process
     assert [settings_of(each) for each in made] == [OWN] and made[0]["owns_weights"]
+
+
+@pytest.mark.parametrize(("device", "gpus"), [("cpu", 0.0), ("cuda", 1.0)])
+def test_an_engine_of_its_own_asks_for_a_gpu_where_the_policy_has_one(device, gpus):
+    config, pool = resolved("grpo", {**SMALL, "scale": {"engines": 2}}), LocalPool()
+    policy, _ = engines.load_for_writing(config, torch.float32)
+    elsewhere = SimpleNamespace(device=torch.device(device), model=policy.model, vocabulary=policy.vocabulary)
+    engines.remote_engine(config, pool, elsewhere, torch.float32)
+    assert [(worker.name, worker.gpus) for worker in pool.workers] == [("engine 0", gpus), ("engine 1", gpus)]
 
 
 def test_engine_settings_reach_an_engine_in_a_process_of_its_own(made):

@@ -162,6 +162,11 @@ def test_a_host_takes_weights_in_the_middle_and_writes_batches_between():
         policy, lambda: TorchEngine(policy, Letters(), (), context=64, owns_weights=True), owns_weights=True
     )
     model = model_of("llama")
+    beside = EngineHost(policy, lambda: TorchEngine(policy, Letters(), (), context=64, owns_weights=True))
+    beside.open(Sampling(max_new_tokens=4), SessionShape(8, 4, 4))  # with the weights that the policy has
+    (unasked,) = beside.generate([Request((5, 9, 11), 3)], Sampling(max_new_tokens=4)).samples
+    assert unasked[1].versions == (0, 0)
+    beside.shut()
     assert host.load(0, packed_weights(model.state_dict()))
     how = Sampling(max_new_tokens=40)
     before = host.generate([Request((5, 9, 11), 3)], how).samples

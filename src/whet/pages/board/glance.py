@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from whet.pages.board.files import FileState, FoundFolder, GrowingLog, file_state, last_lines, read_small, spaced_lines
-from whet.pages.board.reader import CONFIG, RunReader, parsed_line
+from whet.pages.board.reader import CONFIG, RunReader
 from whet.record.evaluations import best_remark
 from whet.record.health.finding import recorded_finding
-from whet.record.log import METRICS, SAMPLES, SUMMARY, EvalRecord
+from whet.record.log import METRICS, SAMPLES, SUMMARY, EvalRecord, recorded_line
 from whet.record.notes import NOTES, notes_from
 from whet.record.run import RunRecord, ending_of
 from whet.record.run_folder import is_locked
@@ -135,7 +135,7 @@ def run_glance(found: FoundFolder) -> RunGlance:
     settings, notes = reader.settings(), notes_from(read_small(found.path / NOTES, 1 << 20))
     last = _last_step(found.path / METRICS)
     steps = () if last is None else (last,)
-    spaced = [parsed_line(text) for _, text in spaced_lines(found.path / METRICS, SPARK)]
+    spaced = [recorded_line(text) for _, text in spaced_lines(found.path / METRICS, SPARK)]
     drawn = [*(each for each in spaced if isinstance(each, StepReport)), *steps]
     main = kind_of(steps).main[0]
     values = [value for each in drawn if (value := main.measure(each)) is not None and math.isfinite(value)]
@@ -177,7 +177,7 @@ def run_glance(found: FoundFolder) -> RunGlance:
 
 def _last_step(path: Path) -> StepReport | None:
     for _, text in reversed(last_lines(path, NEAR_THE_END)):
-        line = parsed_line(text)
+        line = recorded_line(text)
         if isinstance(line, StepReport):
             return line
     return None
@@ -186,7 +186,7 @@ def _last_step(path: Path) -> StepReport | None:
 def _outer_evals(path: Path) -> tuple[EvalRecord, ...]:
     """The evaluation before the first step and the newest one, where they are near the ends of the log."""
     ends = [*GrowingLog(path).read(NEAR_BYTES).lines[:2], *last_lines(path, MOST_BETWEEN_EVALS, NEAR_BYTES)]
-    lines = [parsed_line(text) for text in dict(line for line in ends if b'"eval": ' in line[1]).values()]
+    lines = [recorded_line(text) for text in dict(line for line in ends if b'"eval": ' in line[1]).values()]
     evals = [line for line in lines if isinstance(line, EvalRecord)]
     own = [line for line in evals if line.name == evals[0].name]
     return tuple(own[:1] + own[1:][-1:])

@@ -8,7 +8,6 @@ is counted, and said on the page.
 
 from __future__ import annotations
 
-import json
 import math
 import threading
 import time
@@ -24,7 +23,7 @@ from whet.pages.run_charts import Envelopes, SeriesPoints, step_columns
 from whet.record.evaluations import with_size
 from whet.record.health.finding import FindingSpan, recorded_finding
 from whet.record.health.registry import current_spans
-from whet.record.log import METRICS, SUMMARY, EvalRecord
+from whet.record.log import METRICS, SUMMARY, EvalRecord, parsed_summary, recorded_line
 from whet.record.rows import ThinnedLog
 from whet.record.run import RunRecord, StepTotals
 from whet.record.run_folder import is_locked, status_of
@@ -37,7 +36,6 @@ MOST_BETWEEN = 800  # steps kept whole beside the first and the last ones, for t
 MOST_EVALS = 5000
 MOST_SCORES = 400_000  # of prompts in evaluations; later ones are judged by their number alone
 MOST_SPANS = 200  # problems by name
-LATEST = 4e10  # seconds since 1970: no run began or ended later
 EXACT_ROWS = 2000  # rows of a zoomed chart that are read from the log itself
 
 
@@ -229,7 +227,7 @@ def take_lines(state: ReadState, lines: Sequence[tuple[int, bytes]]) -> None:
     for place, text in lines:
         if not text.strip():
             continue
-        line = parsed_line(text)
+        line = recorded_line(text)
         if isinstance(line, EvalRecord):
             if len(state.evals) < MOST_EVALS:
                 state.totals.evaluation_seconds += line.seconds if math.isfinite(line.seconds) else 0.0
@@ -248,14 +246,8 @@ def take_lines(state: ReadState, lines: Sequence[tuple[int, bytes]]) -> None:
 
 
 def _count(state: ReadState, step: StepReport) -> None:
-    totals = state.totals
-    totals.num_steps += 1
     state.last_step = max(state.last_step, step.step)
-    for phase, took in step.seconds.items():
-        totals.seconds[phase] = totals.seconds.get(phase, 0.0) + (took if math.isfinite(took) else 0.0)
-    for name, count in step.counts.items():
-        totals.counts[name] = totals.counts.get(name, 0) + count
-    totals.passed(step.step)
+    state.totals.add(step.step, step.seconds, step.counts)
     state.kept.append(step)
     for text in step.health:
         finding = recorded_finding(text)
@@ -265,61 +257,6 @@ def _count(state: ReadState, step: StepReport) -> None:
             state.spans[finding.name] = FindingSpan(finding, first, step.step, count, False)
 
 
-def parsed_line(text: bytes) -> StepReport | EvalRecord | None:
-    """A line of metrics.jsonl with what of it is as expected; None where it is neither a step nor an evaluation."""
-    try:
-        line = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(line, dict) or not _is_step(line.get("step")):
-        return None
-    if isinstance(line.get("eval"), str):
-        took = _numbers(line.get("seconds")).get("evaluate", 0.0)
-        size = line["size"] if _is_step(line.get("size")) else 0
-        scores = line.get("scores")
-        listed = {name: _scores(values) for name, values in scores.items()} if isinstance(scores, dict) else {}
-        return EvalRecord(line["step"], line["eval"], _numbers(line.get("result")), took, size, listed)
-    counts = {name: int(value) for name, value in _numbers(line.get("counts")).items() if math.isfinite(value)}
-    health, spread = line.get("health"), line.get("spread")
-    return StepReport(
-        step=line["step"],
-        policy_version=line["policy_version"] if _is_step(line.get("policy_version")) else 0,
-        counts=counts,
-        reward=_numbers(line.get("reward")),
-        metrics=_numbers(line.get("metrics")),
-        health=tuple(str(each)[:4000] for each in health[:50]) if isinstance(health, list) else (),
-        seconds=_numbers(line.get("seconds")),
-        machine=_numbers(line.get("machine")),
-        spread={name: _numbers(values) for name, values in spread.items()} if isinstance(spread, dict) else {},
-    )
-
-
-def _is_step(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**53
-
-
-def _numbers(values: Any) -> dict[str, float]:
-    """The numbers of an object, by name; null is NaN."""
-    if not isinstance(values, dict):
-        return {}
-    if set(map(type, values.values())) == {float}:  # nearly always
-        return values
-    found: dict[str, float] = {}
-    for name, value in values.items():
-        if value is None:
-            found[name] = math.nan
-        elif type(value) in (int, float) and abs(value) < 1e300:
-            found[name] = value
-    return found
-
-
-def _scores(values: Any) -> tuple[float, ...]:
-    """What each prompt scored, NaN where it could not be scored; empty where these are not scores."""
-    if not isinstance(values, list) or not all(each is None or type(each) in (int, float) for each in values):
-        return ()
-    return tuple(math.nan if each is None or abs(each) >= 1e300 else each for each in values)
-
-
 def _read_summary(path: Path, state: FileState | None) -> tuple[dict[str, Any], str]:
     if state is None:
         return {}, f"There is no {SUMMARY}: the run was killed before it began, or the file was deleted."
@@ -327,41 +264,9 @@ def _read_summary(path: Path, state: FileState | None) -> tuple[dict[str, Any], 
     if content is None:
         return {}, f"{SUMMARY} is too large or cannot be read."
     try:
-        summary = json.loads(content)
-    except (ValueError, RecursionError):
-        return {}, f"{SUMMARY} is not JSON: it was damaged, or is being written."
-    if not isinstance(summary, dict):
-        return {}, f"{SUMMARY} does not hold an object."
-    return checked_summary(summary), ""
-
-
-def checked_summary(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """A summary whose fields have the types that readers count on; others are left out."""
-    kinds: dict[str, Any] = {
-        "facts": dict,
-        "seconds": dict,
-        "before": dict,
-        "after": dict,
-        "settings": dict,
-        "objective": list,
-        "started": (int, float),
-        "finished": (int, float),
-        "total_steps": int,
-        "tokens": (int, float),
-        "memory": (int, float),
-        "status": str,
-        "title": str,
-    }
-    checked = {}
-    for name, value in summary.items():
-        if value is not None and name in kinds and not isinstance(value, kinds[name]):
-            continue
-        if name in ("started", "finished") and value is not None and not 0 < value < LATEST:
-            continue
-        if name in ("seconds", "before", "after") and isinstance(value, dict):
-            value = {key: each for key, each in _numbers(value).items() if math.isfinite(each)}
-        checked[name] = value
-    return checked
+        return parsed_summary(content), ""
+    except ValueError as error:
+        return {}, f"{SUMMARY} {error}."
 
 
 def _remarks(state: ReadState, summary: Mapping[str, Any]) -> list[str]:

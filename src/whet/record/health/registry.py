@@ -121,11 +121,6 @@ def diagnosis(
     return tuple(finding.text for finding in current if finding.is_problem)
 
 
-def notes(steps: Sequence[StepReport], dtype: str = "float32") -> tuple[str, ...]:
-    """What may look wrong at the last step and is normal, one sentence each."""
-    return tuple(finding.text for finding in findings(steps, dtype) if not finding.is_problem)
-
-
 def finding_spans(
     steps: Sequence[StepReport],
     dtype: str = "float32",

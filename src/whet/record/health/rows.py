@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from statistics import fmean
 
+from whet.record.evaluations import Measurement
 from whet.record.health.finding import HealthFinding, problem
 from whet.record.health.history import FLAT_STEPS, LASTING, RECENT, History, finite, trend, trend_in_errors
 from whet.record.health.rule import health_rule
@@ -123,8 +124,8 @@ def _overfits(history: History) -> HealthFinding | None:
 )
 def _swapped(history: History) -> HealthFinding | None:
     """What is learned is the opposite of what is evaluated."""
-    last, known = history.evaluations.last, history.metric("accuracy")
-    if last is None or last.metric != _pairs_metric(history) or last.size < FEWEST_PAIRS or len(known) < RECENT:
+    known, last = history.metric("accuracy"), _held_out_pairs(history)
+    if last is None or len(known) < RECENT:
         return None
     chosen = [step.metrics.get("chosen_logp", 0.0) for step in (history.steps[0], history.steps[-1])]
     if abs(chosen[1]) > RUINED * max(abs(chosen[0]), 1.0):  # such a policy orders pairs by accident
@@ -149,8 +150,8 @@ def _swapped(history: History) -> HealthFinding | None:
     depth=0,
 )
 def _noisy(history: History) -> HealthFinding | None:
-    last, known = history.evaluations.last, history.metric("accuracy", FLAT_STEPS)
-    if last is None or last.metric != _pairs_metric(history) or last.size < FEWEST_PAIRS or len(known) < FLAT_STEPS:
+    known, last = history.metric("accuracy", FLAT_STEPS), _held_out_pairs(history)
+    if last is None or len(known) < FLAT_STEPS:
         return None
     if share_interval(last.value, last.size)[0] <= fmean(known) + MUCH_LESS:
         return None
@@ -162,8 +163,11 @@ def _noisy(history: History) -> HealthFinding | None:
     )
 
 
-def _pairs_metric(history: History) -> str:
-    return "pair_accuracy" if "chosen_logp" in history.steps[-1].metrics else "accuracy"
+def _held_out_pairs(history: History) -> Measurement | None:
+    """The accuracy of the newest evaluation on held-out pairs; None where that is not measured, or on too few."""
+    last = history.evaluations.last
+    metric = "pair_accuracy" if "chosen_logp" in history.steps[-1].metrics else "accuracy"
+    return last if last is not None and last.metric == metric and last.size >= FEWEST_PAIRS else None
 
 
 ROW_RULES = (_loss_rises, _overfits, _swapped, _noisy, _guesses)

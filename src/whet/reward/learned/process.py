@@ -94,9 +94,21 @@ class LearnedSteps(EnsembleReward[StepSettings]):
             self._latest[key] = self._step_scores([prompt], [completion])[0]
         return self._latest[key] or []
 
+    @property
+    def separator(self) -> str:
+        """What ends a step: the given text, or that of the models, which have to agree."""
+        if self.settings.separator:
+            return self.settings.separator
+        self.prepare()
+        own = {str(getattr(network.model.config, SEPARATOR, None) or EMPTY_LINE) for network, _, _ in self._networks}
+        if len(own) > 1:
+            listed = " and ".join(sorted(map(repr, own)))
+            raise WhetError(f"reward {self.name!r}: its models end a step by {listed}; give separator=TEXT")
+        return own.pop()
+
     def _step_scores(self, prompts: Sequence[Prompt], completions: Sequence[str]) -> list[Steps | None]:
         self.prepare()
-        separator = self._separator()
+        separator = self.separator
         ends = [step_ends(completion, separator) for completion in completions]
         by_network = [self._member_scores(*network, prompts, completions, ends) for network in self._networks]
         scored: list[Steps | None] = []
@@ -146,7 +158,7 @@ class LearnedSteps(EnsembleReward[StepSettings]):
         """The tokens, and the position where each step's score is read. Steps are tokenised one by one, so that no
         token runs across the end of a step."""
         tokens = network.prompt_tokens(prompt)
-        separator = self._separator()
+        separator = self.separator
         separator_tokens = network.text_tokens(self.settings.tag or separator)
         after = network.text_tokens(self.settings.after_tag) if self.settings.after_tag else []
         places = []
@@ -155,16 +167,6 @@ class LearnedSteps(EnsembleReward[StepSettings]):
             places.append(len(tokens) - 1)
             tokens = tokens + after
         return tokens, places
-
-    def _separator(self) -> str:
-        """The given one, or that of the models, which have to agree."""
-        if self.settings.separator:
-            return self.settings.separator
-        own = {str(getattr(network.model.config, SEPARATOR, None) or EMPTY_LINE) for network, _, _ in self._networks}
-        if len(own) > 1:
-            listed = " and ".join(sorted(map(repr, own)))
-            raise WhetError(f"reward {self.name!r}: its models end a step by {listed}; give separator=TEXT")
-        return own.pop()
 
     def _choices(self, network: Network, kind: Kind) -> tuple[int, ...]:
         """The numbers of the outputs that are looked at: the right one, and for a language model the wrong one."""

@@ -21,8 +21,8 @@ from whet.record.metrics.reranking import Pool, RerankerScores, SearchResult, ch
 from whet.reward.answer import final_answer, normal_form
 from whet.reward.combine import RewardPart
 from whet.reward.find import find_reward
-from whet.reward.learned.members import model_folders, saved_config
-from whet.reward.learned.process import EMPTY_LINE, SEPARATOR, Aggregate, LearnedSteps, aggregated
+from whet.reward.learned.members import model_folders
+from whet.reward.learned.process import Aggregate, LearnedSteps, aggregated
 from whet.reward.steps import steps_of
 from whet.rollout.collect import Score
 from whet.rollout.seed import request_seed
@@ -300,8 +300,7 @@ def _separator(section: RerankSection, scorer: Reranker) -> str:
         return section.separator
     if not isinstance(scorer.reward, LearnedSteps):
         raise WhetError(f"{scorer.name} does not say what ends a step; give --set rerank.separator=TEXT")
-    settings = scorer.reward.settings
-    return settings.separator or str((saved_config(settings.folder) or {}).get(SEPARATOR) or EMPTY_LINE)
+    return scorer.reward.separator
 
 
 def _pool(group: Group) -> Pool:

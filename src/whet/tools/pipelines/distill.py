@@ -84,6 +84,7 @@ class DistillSettings(PipelineSettings):
         "student": {"layers": 2},
         "warm_rows": 512,
         "reading_rows": 512,
+        # the updates that the imitation makes of a trace of every prompt
         "warm": {"epochs": 4.0, "train": {"batch": {"rows_per_step": 32}, "optimizer": READING}},
         "imitate": {"epochs": 8.0, "train": {"batch": {"rows_per_step": 32}}},
         # as many completions per update as the imitation has rows

@@ -155,7 +155,7 @@ class MatchedEntry(RLEntry, kind="matched_rl"):
 class CompareEntry(StageEntry, kind="compare", gives=("metrics",)):
     """Evals of several models on the same prompts: who is right more often, and by more than chance."""
 
-    evals: tuple[str, ...] = Field(min_length=2, max_length=100, description="stages of kind eval; all with the first")
+    evals: tuple[str, ...] = Field(min_length=2, description="stages of kind eval; all with the first")
 
     def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
         return {name: composition.known_stage(self, "evals", name) for name in self.evals}
