@@ -176,6 +176,16 @@ def outcome(members: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "gain": last - before,
         **sampled,
         **taught,
+        **(
+            {
+                "loss": {
+                    name: fmean(evaluations(record, "loss")[at][1] for record in members)
+                    for name, at in (("before", 0), ("last", -1))
+                }
+            }
+            if all(evaluations(record, "loss") for record in members)
+            else {}
+        ),
         **({"failed": failed} if failed else {}),
     }
 
@@ -226,13 +236,11 @@ def main() -> None:
     values = summary(records)
     print(table(values))
     if chosen.results:
-        evaluated = {name: result for name, result in values.items() if "last" in result}
-        others = {name: result for name, result in values.items() if "last" not in result}
-        write_results(
-            chosen.results,
-            {"runs": evaluated, "without_evaluation": others, "eval_prompts": EVAL_PROMPTS},
-            archived=bool(chosen.archive),
-        )
+        kinds: dict[str, dict[str, Any]] = {"runs": {}, "sft": {}, "without_evaluation": {}}
+        for name, result in values.items():
+            kind = "sft" if "loss" in result else "runs" if "last" in result else "without_evaluation"
+            kinds[kind][name] = result
+        write_results(chosen.results, {**kinds, "eval_prompts": EVAL_PROMPTS}, archived=bool(chosen.archive))
         if not chosen.archive and not chosen.tiny:
             write_archive(ARCHIVES / "defaults.jsonl.xz", records)
             print(f"wrote {(ARCHIVES / 'defaults.jsonl.xz').relative_to(ROOT)}")

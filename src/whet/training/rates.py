@@ -1,11 +1,9 @@
-"""Default learning rates: by kind of training, width of the model, and LoRA or every weight; each with its reason.
+"""Default learning rates: by kind of training, and LoRA or every weight; each with its reason.
 
-The published rates are for models of 7B and 8B, which are 4096 wide. AdamW's best rate falls as 1 / width (Yang et al.
-2022, Tensor Programs V), so a narrower model gets more. One digit is kept: nobody knows the second.
-
-A policy is the exception, whether a reward or a teacher grades its completions: they change with it, and what 1 / width
-gives a model of 0.5B (5e-6 for a reward, 9e-5 for a teacher) ruined one. Every policy wider than the built-in model
-learns at one rate, after a warm-up; docs/defaults.md has the runs.
+They are published rates of models of 7B and 8B, 4096 wide, and every real model has them. AdamW's best rate is said to
+fall as 1 / width (Yang et al. 2022, Tensor Programs V), but what that gives a model of 0.5B ruined it in each kind of
+training that was tried, RL, distillation and SFT: docs/defaults.md has the runs. Only models as narrow as the built-in
+one get more.
 """
 
 from __future__ import annotations
@@ -30,7 +28,6 @@ class PublishedRate:
 
     rate: float
     source: str
-    depends_on_width: bool = True
 
 
 @dataclass(frozen=True)
@@ -41,13 +38,13 @@ class DefaultChoice:
     why: str
 
 
-POLICY = PublishedRate(1e-6, "Shao et al. 2024; Yu et al. 2025", depends_on_width=False)
+POLICY = PublishedRate(1e-6, "Shao et al. 2024; Yu et al. 2025")
 CRITIC = PublishedRate(1e-5, "Ouyang et al. 2022 (9e-6)")
 PREFERENCE = PublishedRate(1e-6, "Rafailov et al. 2023")
 DEMONSTRATION = PublishedRate(2e-5, "Touvron et al. 2023; Tunstall et al. 2023")
 REWARD_MODEL = PublishedRate(1e-5, "Touvron et al. 2023; Ouyang et al. 2022 (9e-6)")
 # a teacher's word on every token is a denser signal than one reward per completion
-TEACHER = PublishedRate(1e-5, f"half of that for demonstrations, {DEMONSTRATION.source}", depends_on_width=False)
+TEACHER = PublishedRate(1e-5, f"half of that for demonstrations, {DEMONSTRATION.source}")
 BY_KIND = {"policy": POLICY, "preference": PREFERENCE, "sft": DEMONSTRATION, "reward_model": REWARD_MODEL}
 
 
@@ -55,21 +52,16 @@ def published_rate(method: Method) -> PublishedRate:
     """The method's own rate where its paper states one, else that of its kind of training."""
     own = method.run.get("optimizer", {}).get("learning_rate")
     usual = TEACHER if method.is_taught else BY_KIND[method.kind]
-    return usual if own is None else PublishedRate(own, method.paper.partition(",")[0], usual.depends_on_width)
+    return usual if own is None else PublishedRate(own, method.paper.partition(",")[0])
 
 
 def default_rate(published: PublishedRate, model: str, adapters: bool, width: int | None = None) -> DefaultChoice:
     """The rate for a model of the user's own; `width` is known for a model that has no name yet."""
     width = width or model_width(model)
-    if not published.depends_on_width and (width is None or width > BUILT_IN_WIDTH):
-        why = f"{published.rate:g} ({published.source}) at every width: measured at 0.5B, docs/defaults.md"
-        return DefaultChoice(published.rate, why) if not adapters else adapter_rate(published.rate, why)
-    rate = float(f"{published.rate * PUBLISHED_WIDTH / (width or PUBLISHED_WIDTH):.0e}")
-    why = f"{published.rate:g} at width {PUBLISHED_WIDTH} ({published.source})"
-    if width is None:
-        why += "; the width of this model could not be read"
-    elif width != PUBLISHED_WIDTH:
-        why += f", as 1 / width for {width}"
+    rate, why = published.rate, f"{published.rate:g} ({published.source}), docs/defaults.md"
+    if width is not None and width <= BUILT_IN_WIDTH:
+        rate = float(f"{rate * PUBLISHED_WIDTH / width:.0e}")  # nobody knows the second digit
+        why = f"{published.rate:g} at width {PUBLISHED_WIDTH} ({published.source}), as 1 / width for {width}"
     return DefaultChoice(rate, why) if not adapters else adapter_rate(rate, why)
 
 
