@@ -17,22 +17,36 @@ import time
 from collections.abc import Callable, Hashable
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from whet.model.gguf import cache_folder
 
-if TYPE_CHECKING:  # it tries itself out
-    from whet.model.causal_lm import CausalLM
-
 LONG = 0.5  # seconds of a trial, from which on it is worth a note
 SAMPLED = 8  # numbers from either end of every tensor: other weights are another checkpoint
 _VERDICTS: dict[Hashable, str] = {}
 
 
-def verdict(name: str, lm: CausalLM, trial: Callable[[], str]) -> str:
+class TriedModel(Protocol):
+    """Of a `whet.model.causal_lm.CausalLM`, whose own cut is tried out too, what tells a trial of it from another."""
+
+    @property
+    def model(self) -> nn.Module: ...
+    @property
+    def whole(self) -> bool: ...
+    @property
+    def takes_positions(self) -> bool: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def recompute(self) -> str: ...
+    @property
+    def gathering(self) -> object | None: ...
+
+
+def verdict(name: str, lm: TriedModel, trial: Callable[[], str]) -> str:
     """What this trial says of a model, or said of an earlier copy of its checkpoint in this process."""
     signature = _signature(lm)
     if signature is None:
@@ -74,7 +88,7 @@ def _software() -> tuple[str, ...]:
     return (total.hexdigest(), *versions, platform.machine(), sys.version)
 
 
-def _signature(lm: CausalLM) -> Hashable | None:
+def _signature(lm: TriedModel) -> Hashable | None:
     """What two copies of one checkpoint have in common; None for a model that was not read from one, or was changed."""
     config: Any = getattr(lm.model, "config", None)
     source = getattr(config, "_name_or_path", "")
