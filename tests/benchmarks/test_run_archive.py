@@ -73,3 +73,16 @@ def test_real_runs_that_learned_are_left_in_peace(tmp_path):
     worse.pop("scores", None)
     (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in [*lines[:-1], worse]), "utf-8")
     assert [span.finding.name for span in doctor_report(folder).problems] == ["evaluation falls"]
+
+
+def test_demonstrations_that_cost_accuracy_are_named_although_their_loss_falls(tmp_path):
+    named = {}
+    for record in read_archive(ARCHIVES / "defaults_sft.jsonl.xz"):
+        folder = tmp_path / record["name"]
+        folder.mkdir()
+        lines = [{**line, "health": []} if "counts" in line else line for line in record["lines"]]
+        (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines), "utf-8")
+        summary = {"method": "sft", "status": "finished", "eval_size": record["settings"]["eval"]["prompts"]}
+        (folder / "run.json").write_text(json.dumps({**summary, "facts": record["facts"]}), "utf-8")
+        named[record["tags"]["rate"]] = [span.finding.name for span in doctor_report(folder).problems]
+    assert set(named) == {2e-5, 9e-5} and all("answers get worse" in names for names in named.values()), named

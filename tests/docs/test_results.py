@@ -45,7 +45,6 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "docs/claims.md": ("If the 95% interval of the mean over the seeds",),
     "docs/planner.md": ("within 10%, the worst",),
     "docs/real-model.md": ("95% interval | limit |",),
-    "docs/training.md": ("gets 4096 / 576 times as much",),
     "docs/checkpoints.md": (
         "its 95% interval: Wilson's for an accuracy",
         "accuracy best at step 50: 34.5% (28.3-41.3)",

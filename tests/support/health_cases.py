@@ -534,6 +534,19 @@ CASES: dict[str, Case] = {
             ),
         },
     ),
+    "answers get worse": Case(
+        rows(
+            [
+                (0, {"loss": 1.09, "accuracy": 0.29}),
+                (1, {"loss": 1, "accuracy": 0.1}),
+                (30, {"loss": 0.7, "accuracy": 0.1}),
+            ]
+        ),
+        {
+            "within noise": rows([(0, {"loss": 1.09, "accuracy": 0.29}), (30, {"loss": 0.7, "accuracy": 0.27})]),
+            "nothing is answered": rows([(0, {"loss": 1.09}), (30, {"loss": 0.7})]),
+        },
+    ),
     "swapped labels": Case(
         pairs(evals=[(0, {"pair_accuracy": 0.5}), (5, {"pair_accuracy": 0.02})], accuracy=0.98),
         {

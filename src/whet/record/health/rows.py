@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from whet.record.evaluations import Measurement
+from whet.record.evaluations import Measurement, evaluations_of
 from whet.record.health.finding import HealthFinding, problem
 from whet.record.health.history import FLAT_STEPS, LASTING, RECENT, History, finite, trend, trend_in_errors
 from whet.record.health.rule import health_rule
@@ -114,6 +114,32 @@ def _overfits(history: History) -> HealthFinding | None:
 
 
 @health_rule(
+    "answers get worse",
+    "the accuracy of held-out answers is below its best beyond noise, whatever the loss on held-out rows says",
+    "the difference is what so few prompts give by chance",
+    kinds=(SFT,),
+    earliest=1,
+    by_evaluation=True,
+)
+def _answers_worse(history: History) -> HealthFinding | None:
+    """Demonstrations are learned, the loss falls, and what the model could do before is lost."""
+    known = [evaluation for evaluation in history.evals if evaluation.step <= history.steps[-1].step]
+    accuracy = evaluations_of(known, ("accuracy",))
+    best, last = accuracy.fell_from, accuracy.last
+    if best is None or last is None or last.metric != "accuracy":
+        return None
+    losses = [value for step, value in history.evaluated(("loss",)) if step in (best.step, last.step)]
+    meanwhile = f"; the loss on held-out rows went from {number(losses[0])} to {number(losses[-1])}" if losses else ""
+    at = f"step {best.step}" if best.step else "the start"
+    return problem(
+        f"Held-out accuracy fell beyond noise: {best.text} at {at}, {last.text} at step {last.step}{meanwhile}",
+        "the rows teach another way to answer than the model's own, which was right more often",
+        "compare the model's answers from before with the rows: their length, their working, their form",
+        history.lower("optimizer.learning_rate"),
+    )
+
+
+@health_rule(
     "swapped labels",
     "training pairs are ordered right, and held-out ones the wrong way round, beyond noise",
     "held-out pairs are ordered no better than by a coin",
@@ -170,4 +196,4 @@ def _held_out_pairs(history: History) -> Measurement | None:
     return last if last is not None and last.metric == metric and last.size >= FEWEST_PAIRS else None
 
 
-ROW_RULES = (_loss_rises, _overfits, _swapped, _noisy, _guesses)
+ROW_RULES = (_loss_rises, _overfits, _answers_worse, _swapped, _noisy, _guesses)
