@@ -23,6 +23,7 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 from itertools import count
 from pathlib import Path
 from statistics import median
@@ -43,26 +44,15 @@ def played(episodes: int, turns: int, latency: float) -> dict[str, float]:
     """One batch of episodes, in this process."""
     import torch
 
+    sys.path.insert(0, str(ROOT / "benchmarks" / "sides"))
+    from slow_environment import SlowEnvironment
+
     from whet.model.causal_lm import causal_lm
     from whet.model.load import load_model
     from whet.rollout.buffer_decode import BufferBackend
     from whet.rollout.episodes import EnvironmentRunner, EpisodeLimits
     from whet.rollout.torch_engine import TorchEngine
-    from whet.types import Completion, Prompt, Sampling, StepResult
-
-    class Slow:
-        """Answers so many turns, each after a wait."""
-
-        def __init__(self) -> None:
-            self.turn = 0
-
-        def start(self, prompt: Prompt) -> None:
-            return None
-
-        def step(self, completion: Completion) -> StepResult | float:
-            time.sleep(latency)
-            self.turn += 1
-            return 1.0 if self.turn == turns else StepResult(({"role": "user", "content": ANSWER},))
+    from whet.types import Prompt, Sampling
 
     torch.set_num_threads(1)
     loaded = load_model("whetstone", torch.float32, "cpu")
@@ -85,7 +75,8 @@ def played(episodes: int, turns: int, latency: float) -> dict[str, float]:
         )
         for prompt in prompts
     ]
-    runner = EnvironmentRunner(engine, loaded.tokenizer, Slow, EpisodeLimits(max_turns=turns, max_tokens=4000), 4096)
+    make = partial(SlowEnvironment, latency, turns)
+    runner = EnvironmentRunner(engine, loaded.tokenizer, make, EpisodeLimits(max_turns=turns, max_tokens=4000), 4096)
     processor, wall = time.thread_time(), time.monotonic()
     samples = runner.play(prompts, tokens, GROUP, Sampling(TURN_TOKENS), (0,))
     processor, wall = time.thread_time() - processor, time.monotonic() - wall

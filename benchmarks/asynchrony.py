@@ -2,8 +2,10 @@
 
     python benchmarks/asynchrony.py --results                          # the built-in model, on this machine's CPU
     python benchmarks/asynchrony.py --model FOLDER --steps 20 --prompts 32 --tokens 256 --results asynchrony_gpu
+    python benchmarks/asynchrony.py --latency 0.05,0.5,5 --lags 0,1,2 --steps 12 --prompts 4 --results asynchrony_tools
     python benchmarks/asynchrony.py --lags 0,1 --steps 3 --prompts 2 --group 2   # does it run?
 
+With --latency the policy plays episodes of three turns, and its environment takes so many seconds for each answer.
 Everything is real: with 0 one process writes and trains in turns; above 0 a second process writes on the same device
 while the first trains, and both share it. Nothing is simulated. Every lag is a run of its own with the same seed.
 """
@@ -23,11 +25,12 @@ from typing import Any
 
 from results_file import ROOT, add_results_flag, write_results
 
+ENVIRONMENT, TURNS = f"{ROOT / 'benchmarks' / 'sides' / 'slow_environment.py'}:SlowEnvironment", 3
 WARM_UP = 2  # steps whose times do not count: processes start, kernels compile
 
 
-def one_run(options: argparse.Namespace, lag: int, folder: Path) -> dict[str, Any]:
-    """Train with one bound, and read what the run wrote down."""
+def one_run(options: argparse.Namespace, lag: int, latency: float | None, folder: Path) -> dict[str, Any]:
+    """Train with one bound, and read what the run wrote down; `latency` None: single completions."""
     settings = {
         "batch.prompts_per_step": options.prompts,
         "batch.group_size": options.group,
@@ -38,6 +41,7 @@ def one_run(options: argparse.Namespace, lag: int, folder: Path) -> dict[str, An
         "eval.prompts": options.eval_prompts,
         "report.save_every": options.steps,
         "model.device": options.device,
+        **({} if latency is None else {"env.settings.latency": latency, "env.settings.turns": TURNS}),
         **dict(option.split("=", 1) for option in options.set),
     }
     words = [sys.executable, "-m", "whet", "train", options.method, "--steps", str(options.steps)]
@@ -45,6 +49,7 @@ def one_run(options: argparse.Namespace, lag: int, folder: Path) -> dict[str, An
     words += ["--model", options.model] if options.model else []
     words += ["--data", options.data] if options.data else []
     words += ["--reward", options.reward] if options.reward else []
+    words += ["--env", ENVIRONMENT] if latency is not None else []
     for name, value in settings.items():
         words += ["--set", f"{name}={value}"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
@@ -88,6 +93,9 @@ def summary(folder: Path) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lags", default="0,1,2,4")
+    parser.add_argument(
+        "--latency", default="", help="seconds that an environment takes for an answer; several by comma"
+    )
     parser.add_argument("--method", default="grpo")
     parser.add_argument("--model", default="", help="name or folder; the built-in model without it")
     parser.add_argument("--data", default="")
@@ -106,15 +114,17 @@ def main() -> None:
     options = parser.parse_args()
     values: dict[str, Any] = {"real": "two processes on one device above 0, one process at 0; nothing is simulated"}
     values["shape"] = {"prompts": options.prompts, "group": options.group, "tokens": options.tokens}
-    with tempfile.TemporaryDirectory() as folder:
+    latencies = [float(one) for one in options.latency.split(",")] if options.latency else [None]
+    for latency in latencies:
+        measured = {}
         for lag in map(int, options.lags.split(",")):
-            values[f"lag_{lag}"] = one_run(options, lag, Path(folder) / f"lag{lag}")
-            print(json.dumps({f"lag_{lag}": values[f"lag_{lag}"]}), flush=True)
-    base = values.get("lag_0")
-    if base is not None:
-        for name, value in values.items():
-            if name.startswith("lag_"):
-                value["speed"] = value["tokens_per_s"] / base["tokens_per_s"]
+            with tempfile.TemporaryDirectory() as folder:
+                measured[f"lag_{lag}"] = one_run(options, lag, latency, Path(folder) / "run")
+            base = measured.get("lag_0")
+            if base is not None:
+                measured[f"lag_{lag}"]["speed"] = measured[f"lag_{lag}"]["tokens_per_s"] / base["tokens_per_s"]
+            print(json.dumps({"latency": latency, f"lag_{lag}": measured[f"lag_{lag}"]}), flush=True)
+        values |= measured if latency is None else {f"{latency:g}": measured}
     if options.results:
         write_results(options.results, values)
 

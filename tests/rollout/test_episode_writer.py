@@ -3,6 +3,7 @@
 import copy
 import json
 import threading
+import time
 
 import pytest
 
@@ -14,6 +15,7 @@ from whet.reward.combine import RewardPart
 from whet.reward.score import Failures, Scorer, judged_ahead
 from whet.rollout.async_rollout import AsyncCollector
 from whet.rollout.collect import RewardContext, RolloutCollector, RolloutSpec
+from whet.rollout.episode_runner import PlayNotes
 from whet.rollout.episode_writer import EpisodeWriter
 from whet.rollout.episodes import EnvironmentRunner, EpisodeLimits
 from whet.rollout.prompt_order import PromptOrder
@@ -163,3 +165,35 @@ def test_episodes_are_judged_while_a_step_is_trained():
         assert before and any(name == "reward_behind" for name, _, _ in batch.spans)
     finally:
         ahead.close()
+
+
+@pytest.mark.parametrize(("waits", "batches"), [(True, [[0], [1, 2, 3, 4, 5]]), (False, [[0], [1], [2, 3], [4, 5]])])
+def test_several_steps_wait_side_by_side_where_a_batch_mostly_waited(waits, batches):
+    played, may_go = [], threading.Event()
+
+    class Waiting:
+        def play(self, prompts, tokens, count, sampling, seed, numbers, ended):
+            played.append([step * SPEC.num_prompts + position - SPEC.num_prompts for step, position in numbers])
+            may_go.wait(10)
+            for episode in range(len(prompts) * count):
+                ended(episode, ())
+
+        def take_notes(self):
+            return PlayNotes({"environment": 60.0 if waits else 0.0}, ("one",), {"failed_episodes": 1})
+
+    lm = causal_lm(model_of("llama"))
+    writer = EpisodeWriter(Waiting(), engine_on(lm), DATASET, SPEC, 11, lm.device)
+    try:
+        for number in range(6):
+            writer.ask(number, number)
+            while not number and not played:  # the first batch is on its way before more is asked for
+                time.sleep(0.01)
+        may_go.set()
+        finished = 0
+        while finished < 6:
+            finished += len(writer.advance())
+    finally:
+        writer.close()
+    assert played == batches
+    notes = writer.take_notes()
+    assert notes.counts["failed_episodes"] == len(notes.failures) >= 6  # of every group, and of the batches' ends

@@ -212,15 +212,15 @@ def play_ahead(
     count: int,
     sampling: Sampling,
     seed: tuple[int, ...],
-    rows: Sequence[int] | None = None,
+    numbers: Sequence[tuple[int, ...]] | None = None,
     *,
     ahead: Ahead | None,
 ) -> list[list[Sample]]:
     """The runner's episodes; each that is over goes to `ahead` while the others are played."""
     if ahead is None:
-        return runner.play(prompts, prompt_tokens, count, sampling, seed, rows)
+        return runner.play(prompts, prompt_tokens, count, sampling, seed, numbers)
     hear = ahead.begin([prompt for prompt in prompts for _ in range(count)])
-    return runner.play(prompts, prompt_tokens, count, sampling, seed, rows, ended=hear)
+    return runner.play(prompts, prompt_tokens, count, sampling, seed, numbers, ended=hear)
 
 
 def spans_behind(reward: RewardContext) -> list[Span]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -20,6 +21,16 @@ class PlayNotes:
     seconds: Mapping[str, float] = field(default_factory=dict)
     failures: tuple[str, ...] = ()  # each with the id of its episode
     counts: Mapping[str, int] = field(default_factory=dict)  # of what belongs to no sample
+
+    @classmethod
+    def joined(cls, notes: Sequence[PlayNotes], seconds: Callable[[list[float]], float] = sum) -> PlayNotes:
+        """The notes of several players as one; `seconds` makes one time of theirs."""
+        names = sorted({name for note in notes for name in note.seconds})
+        return cls(
+            {name: seconds([note.seconds.get(name, 0.0) for note in notes]) for name in names},
+            tuple(failure for note in notes for failure in note.failures),
+            dict(sum((Counter(note.counts) for note in notes), Counter())),
+        )
 
 
 def tell_failures(notes: PlayNotes) -> None:
@@ -44,14 +55,15 @@ class EpisodeRunner(Protocol):
         count: int,
         sampling: Sampling,
         seed: tuple[int, ...],
-        rows: Sequence[int] | None = None,
+        numbers: Sequence[tuple[int, ...]] | None = None,
         ended: EpisodeEnded | None = None,
     ) -> list[list[Sample]]:
         """The samples of `count` episodes to each prompt, prompt by prompt; an episode may leave several.
 
-        `rows` numbers the prompts among all that are played at once, here and elsewhere: seeds depend on it. `ended`
-        hears of each episode once, at the latest when all are over, with the very samples that are returned; a runner
-        whose episodes are played elsewhere may leave it out.
+        `numbers` tell the prompts apart among all that are played with this seed, here and elsewhere: the seeds of
+        their episodes depend on them. Without it each has its position. `ended` hears of each episode once, at the
+        latest when all are over, with the very samples that are returned; a runner whose episodes are played elsewhere
+        may leave it out.
         """
         ...
 

@@ -1,9 +1,10 @@
 """Episodes that a thread of this process plays while the trainer trains, on an engine with weights of its own.
 
 Whatever plays episodes where each step waits for them plays them here: environments, tools, an agent's program. A batch
-is what was asked for by the time the last one ended. It is played by the newest weights there are when it begins, and
-newer ones wait until it has ended: an episode is written by one policy. On a CUDA device the thread has a stream of its
-own, so that the device computes for the writer and the trainer side by side.
+is one step's groups. It is played by the newest weights there are when it begins, and newer ones wait until it has
+ended: an episode is written by one policy. Where a batch mostly waited for its environments, the next one is all that
+was asked for by then, so that the episodes of several steps wait side by side. On a CUDA device the thread has a stream
+of its own, so that the device computes for the writer and the trainer side by side.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from whet.threads import Thread
 from whet.types import Sample
 
 MOMENT = 0.05  # seconds that `advance` waits for a group
+MOSTLY = 0.5  # of a batch's time, spent in waiting for environments: then several steps wait together
 LONGEST_END = 60.0  # seconds that the end of a run waits for the thread: until an episode ends
 
 
@@ -51,6 +53,9 @@ class EpisodeWriter:
         self._weights: tuple[Mapping[str, Any], int] | None = None  # the newest that the engine does not have yet
         self._is_closing = False
         self._idle = 0.0
+        self._waits = False  # whether the last batch mostly waited for its environments
+        self._waited = 0.0  # seconds, in this batch
+        self._notes: list[PlayNotes] = []
         self._results: queue.SimpleQueue[tuple[int, list[Sample]] | BaseException] = queue.SimpleQueue()
         self.ended: EpisodeHeard | None = None
         if device.type == "cuda":
@@ -94,7 +99,9 @@ class EpisodeWriter:
         return result
 
     def take_notes(self) -> PlayNotes:
-        return self._runner.take_notes()
+        with self._changed:
+            notes, self._notes = self._notes, []
+        return PlayNotes.joined(notes)
 
     def close(self) -> None:
         with self._changed:
@@ -111,20 +118,22 @@ class EpisodeWriter:
         try:
             with nullcontext() if stream is None else torch.cuda.stream(stream):
                 while (asked := self._next(stream)) is not None:
-                    for batch in sorted({number // self._spec.num_prompts for number, _ in asked}):
-                        self._play([group for group in asked if group[0] // self._spec.num_prompts == batch])
+                    self._play(asked)
         except _Closed:
             pass
         except BaseException as error:  # raised again where it can end the run
             self._results.put(error)
 
     def _next(self, stream: Any) -> list[tuple[int, int]] | None:
-        """Wait for groups, and give the engine the newest weights; None: it is over."""
+        """Wait for the groups of the next batch, and give the engine the newest weights; None: it is over."""
         began = time.monotonic()
         with self._changed:
             self._changed.wait_for(lambda: self._asked or self._is_closing)
             self._idle += time.monotonic() - began
-            asked, self._asked = self._asked, []
+            steps = [number // self._spec.num_prompts for number, _ in self._asked]
+            is_next = [self._waits or step == min(steps) for step in steps]
+            asked = [group for group, now in zip(self._asked, is_next, strict=True) if now]
+            self._asked = [group for group, now in zip(self._asked, is_next, strict=True) if not now]
             weights, self._weights = self._weights, None
         if self._is_closing:
             return None
@@ -135,7 +144,7 @@ class EpisodeWriter:
         return asked
 
     def _play(self, groups: Sequence[tuple[int, int]]) -> None:
-        """Groups of one step, as they are played where the step waits for them."""
+        """Groups as they are played where each step waits for its own."""
         size, spec = self._spec.group_size, self._spec
         samples: dict[int, dict[int, Sequence[Sample]]] = {number: {} for number, _ in groups}
 
@@ -148,16 +157,25 @@ class EpisodeWriter:
             if self.ended is not None:
                 self.ended(number, index, written)
             if len(samples[number]) == size:
+                self._note()
                 self._results.put((number, [one for index in range(size) for one in samples[number][index]]))
 
-        rows = [row for _, row in groups]
-        seeds = [group_seed(self._seed, number, spec) for number, _ in groups]
+        rows, began = [row for _, row in groups], time.monotonic()
         self._runner.play(
             [self._dataset.prompts[row] for row in rows],
             [self._dataset.prompt_tokens[row] for row in rows],
             size,
             spec.sampling,
-            seeds[0][:2],
-            [position for _, _, position in seeds],
+            (self._seed,),
+            [group_seed(self._seed, number, spec)[1:] for number, _ in groups],
             ended=hear,
         )
+        self._note()
+        self._waits, self._waited = self._waited > MOSTLY * (time.monotonic() - began), 0.0
+
+    def _note(self) -> None:
+        """Take down what happened, before the group that it belongs to is handed out."""
+        notes = self._runner.take_notes()
+        self._waited += sum(notes.seconds.values())
+        with self._changed:
+            self._notes.append(notes)

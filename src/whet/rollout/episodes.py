@@ -227,18 +227,19 @@ class EnvironmentRunner:
         count: int,
         sampling: Sampling,
         seed: tuple[int, ...],
-        rows: Sequence[int] | None = None,
+        numbers: Sequence[tuple[int, ...]] | None = None,
         ended: EpisodeEnded | None = None,
     ) -> list[list[Sample]]:
-        """`count` episodes to each prompt, prompt by prompt; `rows` numbers the prompts for the seeds."""
+        """`count` episodes to each prompt, prompt by prompt; `numbers` of the prompts, for the seeds."""
         if not prompts:
             return []
         now, branching = time.monotonic(), self._branching if sampling.temperature > 0 else None
         leaves = 1 if branching is None else branching.leaves
+        numbers = numbers or [(position,) for position in range(len(prompts))]
         episodes = [
-            _Episode(position * count + number, prompt, f"{prompt.id}#{number}", (*seed, row, number), None, now)
-            for position, (row, prompt) in enumerate(zip(rows or range(len(prompts)), prompts, strict=True))
-            for number in range(count)
+            _Episode(position * count + index, prompt, f"{prompt.id}#{index}", (*seed, *number, index), None, now)
+            for position, (number, prompt) in enumerate(zip(numbers, prompts, strict=True))
+            for index in range(count)
         ]
         turns = 1 if self._make is None else self._limits.max_turns
         for key, episode in enumerate(episodes):

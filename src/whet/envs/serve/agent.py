@@ -122,14 +122,15 @@ class AgentRunner:
         count: int,
         sampling: Sampling,
         seed: tuple[int, ...],
-        rows: Sequence[int] | None = None,
+        numbers: Sequence[tuple[int, ...]] | None = None,
         ended: EpisodeEnded | None = None,
     ) -> list[list[Sample]]:
         """The samples of `count` episodes to each prompt; an episode leaves one for each leaf of its calls."""
+        numbers = numbers or [(position,) for position in range(len(prompts))]
         episodes = [
-            self._episode(prompt, prompt_tokens[position], position * count + number, number, (*seed, row, number))
-            for position, (row, prompt) in enumerate(zip(rows or range(len(prompts)), prompts, strict=True))
-            for number in range(count)
+            self._episode(prompt, prompt_tokens[position], position * count + index, index, (*seed, *number, index))
+            for position, (number, prompt) in enumerate(zip(numbers, prompts, strict=True))
+            for index in range(count)
         ]
         if not episodes:
             return []

@@ -380,7 +380,9 @@ def _chunk(setup: EvalSetup, rows: range) -> list[dict[str, Any]]:
     sampling = replace(evaluator.sampling, temperature=temperature)
     runner = setup.runtime.runner
     ahead = getattr(evaluator.score, "ahead", None)
-    drawn = play_ahead(runner, prompts, tokens, plan.samples, sampling, (config.seed,), rows, ahead=ahead)
+    drawn = play_ahead(
+        runner, prompts, tokens, plan.samples, sampling, (config.seed,), [(row,) for row in rows], ahead=ahead
+    )
     tell_failures(runner.take_notes())
     groups = score_groups(prompts, drawn, evaluator.score)
     budgets = _budget_outcomes(setup, groups) if plan.budgets else None

@@ -7,7 +7,6 @@ keeps a whole copy of the policy in the precision it computes in, filled anew wh
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -150,27 +149,21 @@ class SharedRunner(_RankRunner):
         count: int,
         sampling: Sampling,
         seed: tuple[int, ...],
-        rows: Sequence[int] | None = None,
+        numbers: Sequence[tuple[int, ...]] | None = None,
         ended: EpisodeEnded | None = None,
     ) -> list[list[Sample]]:
-        numbers = range(len(prompts)) if rows is None else rows
+        known = numbers or [(position,) for position in range(len(prompts))]
 
         def work(mine: list[int]) -> list[list[Sample]]:
             chosen, tokens = [prompts[row] for row in mine], [prompt_tokens[row] for row in mine]
-            return self._runner.play(chosen, tokens, count, sampling, seed, [numbers[row] for row in mine])
+            return self._runner.play(chosen, tokens, count, sampling, seed, [known[row] for row in mine])
 
         costs = [len(tokens) + count * sampling.max_new_tokens for tokens in prompt_tokens]
         return self._ranks.spread(costs, work)
 
     def take_notes(self) -> PlayNotes:
         """The notes of all ranks together; each time is that of the slowest rank."""
-        notes = self._ranks.gather(self._runner.take_notes())
-        names = {name for note in notes for name in note.seconds}
-        return PlayNotes(
-            {name: max(note.seconds.get(name, 0.0) for note in notes) for name in sorted(names)},
-            tuple(failure for note in notes for failure in note.failures),
-            dict(sum((Counter(note.counts) for note in notes), Counter())),
-        )
+        return PlayNotes.joined(self._ranks.gather(self._runner.take_notes()), seconds=max)
 
 
 def shared_work(ranks: Ranks) -> Callable[[Sequence[Hashable] | None, int, Callable[[list[int]], list[T]]], list[T]]:
