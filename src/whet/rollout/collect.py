@@ -13,7 +13,7 @@ from torch import Tensor
 from whet.protocols import Engine
 from whet.record.metrics.timer import PhaseTimer, Span
 from whet.rollout.buffer import RolloutBatch, RolloutBuffer
-from whet.rollout.episode_runner import EpisodeEnded, EpisodeRunner
+from whet.rollout.episode_runner import EpisodeEnded, EpisodeRunner, tell_failures
 from whet.rollout.episodes import EnvironmentRunner
 from whet.rollout.prompt_order import PromptOrder
 from whet.rollout.weight_sync_check import PolicyWatch
@@ -221,6 +221,23 @@ def play_ahead(
         return runner.play(prompts, prompt_tokens, count, sampling, seed, numbers)
     hear = ahead.begin([prompt for prompt in prompts for _ in range(count)])
     return runner.play(prompts, prompt_tokens, count, sampling, seed, numbers, ended=hear)
+
+
+def draw_and_score(
+    runner: EpisodeRunner,
+    prompts: Sequence[Prompt],
+    prompt_tokens: Sequence[tuple[int, ...]],
+    count: int,
+    sampling: Sampling,
+    seed: tuple[int, ...],
+    score: Score,
+    numbers: Sequence[tuple[int, ...]] | None = None,
+) -> list[Group]:
+    """`count` scored episodes to each prompt, outside of training; each is judged as it ends, where that can be."""
+    ahead = getattr(score, "ahead", None)
+    drawn = play_ahead(runner, prompts, prompt_tokens, count, sampling, seed, numbers, ahead=ahead)
+    tell_failures(runner.take_notes())
+    return score_groups(prompts, drawn, score)
 
 
 def spans_behind(reward: RewardContext) -> list[Span]:

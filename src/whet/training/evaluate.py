@@ -9,8 +9,8 @@ from statistics import fmean
 from typing import Any
 
 from whet.protocols import Engine
-from whet.rollout.collect import Score, play_ahead, score_groups
-from whet.rollout.episode_runner import EpisodeRunner, tell_failures
+from whet.rollout.collect import Score, draw_and_score
+from whet.rollout.episode_runner import EpisodeRunner
 from whet.rollout.episodes import EnvironmentRunner
 from whet.types import Group, Prompt, Sample, Sampling, StopReason, by_episode
 
@@ -37,10 +37,7 @@ class Evaluator:
         """One scored group per prompt: a greedy completion, or `num_samples` drawn ones."""
         sampling = replace(self.sampling, temperature=temperature)
         runner = self.runner or EnvironmentRunner(self.engine)
-        ahead = getattr(self.score, "ahead", None)
-        completions = play_ahead(runner, self.prompts, self.prompt_tokens, num_samples, sampling, (seed,), ahead=ahead)
-        tell_failures(runner.take_notes())
-        return score_groups(self.prompts, completions, self.score)
+        return draw_and_score(runner, self.prompts, self.prompt_tokens, num_samples, sampling, (seed,), self.score)
 
     def measure(self) -> tuple[dict[str, float], PromptScores]:
         """The metrics of one greedy completion per prompt, and what each prompt scored."""

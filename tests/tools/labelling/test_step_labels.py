@@ -1,6 +1,7 @@
 """Steps labelled by rollouts: where a completion is cut, what is requested, and what becomes of the completions."""
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -171,3 +172,32 @@ def test_rows_are_read_back_with_hard_and_with_soft_labels():
     assert hard[0].steps == ("a", "9") and hard[0].prompt.text == "12" and hard[0].prompt.answer == "9"
     assert common_separator(hard) == ";" and rows[0]["labelled"] == provenance
     assert rows[0]["cost"] == {"completions": 4, "tokens": 8, "solution_tokens": 4}
+
+
+def test_completions_are_judged_as_they_end_in_any_order():
+    """The reward hears of a completion, whole, while the engine still writes others; the labels stay the same."""
+    heard = []
+
+    class Streams(Engine):
+        def stream(self, requests, sampling, ended):
+            samples = self.generate(requests, sampling)
+            for number in reversed(range(len(samples))):
+                ended(number, samples[number])
+                assert len(heard) == len(samples) - number
+            return samples
+
+    class JudgedAhead:
+        class ahead:
+            @staticmethod
+            def begin(prompts):
+                return lambda number, rows: heard.append((prompts[number].id, rows[0].completion, id(rows[0])))
+
+        def __call__(self, prompts, samples):
+            assert [id(one) for one in samples] == [known for *_, known in reversed(heard)]  # the very same samples
+            return score(prompts, samples)
+
+    solution = solved(3, 4, 3, 4, 9, 0)
+    expected = step_labels([solution], completer(Engine()), (5,))
+    ahead = replace(completer(Streams()), score=JudgedAhead())
+    assert step_labels([solution], ahead, (5,)) == expected
+    assert {name for name, *_ in heard} == {"q"} and all(text[0] == "a" and text[-1] in "98" for _, text, _ in heard)

@@ -33,14 +33,16 @@ from whet.reward.combine import RewardPart
 from whet.reward.find import find_reward
 from whet.reward.learned.process import EMPTY_LINE, step_ends, step_texts
 from whet.reward.steps import StepScorer, steps_of, tokens_until
-from whet.rollout.collect import Score, draw_completions
+from whet.rollout.collect import Score, draw_and_score
+from whet.rollout.episodes import EnvironmentRunner
 from whet.rollout.seed import request_seed
+from whet.rollout.session import stream_of
 from whet.training.assembly.prompts import load_prompts
 from whet.training.assembly.rewards import bind_judges, build_reward_parts, build_scorer, reward_summary
 from whet.training.assembly.rows import read_usable
 from whet.training.assembly.runtime import Runtime, encode_prompts, load_runtime, sampling_from
 from whet.training.config import EvaluationConfig
-from whet.types import Prompt, Request, Sample, Sampling, StopReason, WhetError
+from whet.types import Group, Prompt, Request, Sample, Sampling, StopReason, WhetError
 
 Decode = Callable[[list[int]], str]
 CHUNK_SIZE = 16  # prompts, or given solutions, of one chunk: always the same ones, so that resuming changes nothing
@@ -132,13 +134,9 @@ def step_labels(solutions: Sequence[Solution], completer: Completer, seed: tuple
         for number in range(completer.rollouts)
         if (room := completer.context - len(tokens)) > 0
     ]
-    asked = [request for _, _, request in requests]
-    continuations = completer.engine.generate(asked, completer.sampling) if asked else []
-    whole = [
-        _whole(sample, solutions[row].opening, completer.decode)
-        for (row, _, _), sample in zip(requests, continuations, strict=True)
-    ]
-    scored = completer.score([solutions[row].prompt for row, _, _ in requests], whole) if whole else []
+    prompts = [solutions[row].prompt for row, _, _ in requests]
+    continuations, whole = _completed(requests, prompts, solutions, completer)
+    scored = completer.score(prompts, whole) if whole else []
     outcomes: dict[tuple[int, int], list[float]] = {}
     cost = [[0, 0] for _ in solutions]
     for (row, step, _), alone, sample in zip(requests, continuations, scored, strict=True):
@@ -207,6 +205,37 @@ def labelled_row(
 def _open(solution: Solution) -> tuple[tuple[int, ...], ...]:
     """The prefixes that can still be completed."""
     return solution.prefixes if solution.completion is None else solution.prefixes[:-1]
+
+
+def _completed(
+    requests: Sequence[tuple[int, int, Request]],
+    prompts: Sequence[Prompt],
+    solutions: Sequence[Solution],
+    completer: Completer,
+) -> tuple[list[Sample], list[Sample]]:
+    """The continuations alone, and with what they continue; those are judged as they end, where that can be."""
+    whole: dict[int, Sample] = {}
+    ahead = getattr(completer.score, "ahead", None)
+    hear = None if ahead is None else ahead.begin(prompts)
+
+    def ended(number: int, sample: Sample) -> None:
+        row, _, _ = requests[number]
+        whole[number] = _whole(sample, solutions[row].opening, completer.decode)
+        if hear is not None:
+            hear(number, (whole[number],))
+
+    asked = [request for _, _, request in requests]
+    stream = stream_of(completer.engine)
+    if not asked:
+        return [], []
+    if stream is not None and hear is not None:
+        continuations = stream(asked, completer.sampling, ended)
+    else:
+        continuations = completer.engine.generate(asked, completer.sampling)
+    for number, sample in enumerate(continuations):
+        if number not in whole:
+            ended(number, sample)
+    return continuations, [whole[number] for number in range(len(asked))]
 
 
 def _whole(sample: Sample, opening: int, decode: Decode) -> Sample:
@@ -429,21 +458,23 @@ def _draw_solutions(
 ) -> list[Solution]:
     """The model's own solutions, cut into steps."""
     tokens = encode_prompts(runtime, prompts, completer.sampling)
-    drawn = draw_completions(runtime.engine, tokens, spec.per_prompt, completer.sampling, seed)
-    repeated = [
-        prompt if spec.per_prompt == 1 else replace(prompt, id=f"{prompt.id}/{number}")
-        for prompt in prompts
-        for number in range(spec.per_prompt)
-    ]
-    scored = completer.score(repeated, [sample for samples in drawn for sample in samples])
+    runner = EnvironmentRunner(runtime.engine)
+    groups = draw_and_score(runner, prompts, tokens, spec.per_prompt, completer.sampling, seed, completer.score)
     truth = None
     if spec.truth:
         truth = steps_of(find_reward(spec.truth))
         if truth is None:
             raise WhetError(f"--truth {spec.truth}: that reward judges no steps; give one that does, as working_steps")
     return [
-        cut_completion(prompt, sample, separator, completer.decode, truth)
-        for prompt, sample in zip(repeated, scored, strict=True)
+        cut_completion(
+            group.prompt if spec.per_prompt == 1 else replace(group.prompt, id=f"{group.prompt.id}/{number}"),
+            sample,
+            separator,
+            completer.decode,
+            truth,
+        )
+        for group in groups
+        for number, sample in enumerate(group.samples)
     ]
 
 
@@ -529,7 +560,7 @@ def write_completions(
     parts = build_reward_parts(config, wanted=True) if spec.at_least is not None else []
     prompts = load_prompts(config, evaluation=False)[: spec.count]
     runtime = load_runtime(config)
-    score: Score | None = None
+    score: Score = unscored
     if parts:
         score = build_scorer(config, bind_judges(parts, runtime.engine, runtime.loaded.tokenizer))
     provenance = {
@@ -541,25 +572,28 @@ def write_completions(
     def label(chunk: Sequence[Prompt], seed: tuple[int, int]) -> LabelledChunk:
         sampling = sampling_from(config.sampling)
         tokens = encode_prompts(runtime, chunk, sampling)
-        drawn = draw_completions(runtime.engine, tokens, spec.per_prompt, sampling, seed)
-        rows = [{**row, "labelled": provenance} for row in _rows(chunk, drawn, score, spec.at_least)]
-        return LabelledChunk(
-            rows, sum(map(len, drawn)), sum(sample.num_actions for samples in drawn for sample in samples)
-        )
+        runner = EnvironmentRunner(runtime.engine)
+        groups = draw_and_score(runner, chunk, tokens, spec.per_prompt, sampling, seed, score)
+        rows = [{**row, "labelled": provenance} for row in _rows(groups, spec.at_least)]
+        written = [sample.num_actions for group in groups for sample in group.samples]
+        return LabelledChunk(rows, len(written), sum(written))
 
     command = "whet label completions"
     rows, seconds = write_chunks(spec.out, provenance, command, prompts, config.seed, label, show)
     return CompletionReport(spec.out, len(prompts) * spec.per_prompt, rows, seconds)
 
 
-def _rows(
-    prompts: Sequence[Prompt], drawn: Sequence[Sequence[Sample]], score: Score | None, at_least: float | None
-) -> list[dict[str, Any]]:
+def unscored(prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[Sample]:
+    """The samples as they are, where nobody asks what they are worth."""
+    return list(samples)
+
+
+def _rows(groups: Sequence[Group], at_least: float | None) -> list[dict[str, Any]]:
     """One row per completion worth keeping; one that its budget cut off teaches nobody how to end."""
     rows = []
-    for prompt, samples in zip(prompts, drawn, strict=True):
-        scored = samples if score is None else score([prompt] * len(samples), samples)
-        for number, sample in enumerate(scored):
+    for group in groups:
+        prompt = group.prompt
+        for number, sample in enumerate(group.samples):
             if sample.stop is StopReason.LENGTH or not sample.completion.strip():
                 continue
             if at_least is not None and (sample.reward is None or sample.reward < at_least):
@@ -567,7 +601,7 @@ def _rows(
             asked: Any = prompt.text if prompt.text is not None else [dict(message) for message in prompt.messages]
             rows.append(
                 {
-                    "id": prompt.id if len(scored) == 1 else f"{prompt.id}/{number}",
+                    "id": prompt.id if len(group.samples) == 1 else f"{prompt.id}/{number}",
                     "prompt": asked,
                     "completion": sample.completion,
                     "tokens": sample.num_actions,
