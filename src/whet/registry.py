@@ -25,6 +25,7 @@ import re
 import signal
 import sys
 import traceback
+from collections import UserDict
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -93,6 +94,17 @@ HOMES = {
 NAMED_FREELY = ("preset", "reward", "environment", "engine", "tracker")
 OBJECTIVE = "whet.objective"
 TYPE_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", dict: "a table"}
+
+
+class LazyEntries(UserDict[str, Any]):
+    """Entries by name; one that is a text, "module:attribute", is imported when it is asked for."""
+
+    def __getitem__(self, name: str) -> Any:
+        entry = self.data[name]
+        if not isinstance(entry, str):
+            return entry
+        module, _, attribute = entry.partition(":")
+        return getattr(importlib.import_module(module), attribute)
 
 
 @dataclass(frozen=True)

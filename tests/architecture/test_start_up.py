@@ -63,5 +63,19 @@ def test_methods_and_settings_are_read_without_torch(module):
     assert not outside(imported(f"import {module}")) & {"torch", "numpy", "transformers", "rich"}
 
 
+def test_a_run_loads_what_it_needs():
+    """What only other runs use stands in modules that are imported where it is asked for."""
+    loaded = imported("import whet.api.training, whet.training.assembly.rl, whet.training.assembly.rewards")
+    others = (
+        *("envs", "tools", "reward.sandbox", "reward.judge", "reward.learned", "reward.defences", "reward.mathematics"),
+        *("rollout.vllm_engine", "rollout.openai_engine", "rollout.async_rollout", "rollout.logp_server"),
+        *("model.gguf", "settings.foreign", "settings.migrate", "training.distributed.reward_workers"),
+    )
+    rooms = tuple(f"whet.{name}." for name in others)
+    of_config = {"whet.envs", "whet.envs.sections"}
+    assert [module for module in loaded - of_config if f"{module}.".startswith(rooms)] == []
+    assert {"whet.rollout.torch_engine", "whet.training.rl"} <= loaded
+
+
 def test_a_heavy_import_would_be_seen():
     assert outside(imported("import numpy")) & HEAVY == {"numpy"}

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from whet.settings.foreign import FOREIGN
-from whet.settings.migrate import ARGUMENTS, Translation, from_object, translate
+from whet.settings.layers import ARGUMENTS
+from whet.settings.migrate import Translation, from_object, translate
 from whet.training.config import resolved
 from whet.types import WhetError
 

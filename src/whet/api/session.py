@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from whet.api.ending import defer_signals, write_traceback
 from whet.api.inputs import saved_start
 from whet.api.ranks import agree_on_config, join_ranks, root_cause, speak_for_first
+from whet.model.local_copies import SMOLLM2
 from whet.record.run_folder import locked
 from whet.threads import Thread
 from whet.training.config import Config
@@ -113,6 +114,8 @@ class TrainingSession:
 
     def begin_conversion(self, model: str) -> None:
         """Convert a GGUF that has no converted copy beside the imports; ended with the session."""
+        if model != SMOLLM2 and not model.endswith(".gguf"):
+            return
         from whet.model.gguf import begin_conversion
 
         self._stack.callback(begin_conversion(model))

@@ -34,8 +34,7 @@ from whet.api.settings import RunSettings
 from whet.model.width import stated_width
 from whet.record.run_folder import CONFIG, ERROR_LOG, discard, remove_run
 from whet.registry import refuse_while_importing
-from whet.settings.layers import merged, read_toml
-from whet.settings.migrate import ARGUMENTS
+from whet.settings.layers import ARGUMENTS, merged, read_toml
 from whet.training.config import FROM_PYTHON, Config, RewardModelConfig, config_values, differing_keys, resolved
 from whet.training.distributed.launch import Launch, launched
 from whet.training.run_inputs import RunInputs, is_free

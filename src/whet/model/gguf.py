@@ -31,6 +31,7 @@ from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from whet.model.local_copies import SMOLLM2, cache_folder
 from whet.model.pretrained import first_line, quiet_transformers, read_model
 from whet.threads import Thread, in_threads, num_cores
 from whet.types import WhetError
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-SMOLLM2 = "smollm2"
 LARGE = 1 << 26  # bytes of a GGUF from which on a process of its own converts it: that imports for some seconds itself
 _CONVERTING: dict[Path, subprocess.Popen[bytes]] = {}  # by file
 _HASHING = threading.Lock()
@@ -59,12 +59,6 @@ GROUP = 1 << 20  # weights dequantised in one go; the package's groups of 16 row
 SWITCH = 5e-4  # seconds after which a thread lets others at the interpreter: those that dequantise need it briefly
 PLAIN = (str, bool, int, float)
 SCALARS = "(general|tokenizer\\.ggml)\\.(architecture|model|pre|\\w+_token_id|add_bos_token)"
-
-
-def cache_folder() -> Path:
-    """Where converted models are kept: $WHET_CACHE, or ~/.cache/whet."""
-    stated = os.environ.get("WHET_CACHE")
-    return Path(stated).expanduser() if stated else Path.home() / ".cache" / "whet"
 
 
 def smollm2_file() -> Path:

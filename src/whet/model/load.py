@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from whet.model.checkpoint import verify_checkpoint
-from whet.model.gguf import SMOLLM2, converted_folder, smollm2_file
 from whet.model.hub import hub_reachable
+from whet.model.local_copies import SMOLLM2
 from whet.model.pretrained import first_line, import_loader, quiet_transformers, read_model
 from whet.model.run_models import CHECKPOINTS, MANIFEST, MODELS, run_model
 from whet.types import WhetError, nearest
@@ -105,6 +105,8 @@ def local_folder(name: str) -> Path | None:
     if name in builtin_models():
         return BUILTIN / name
     if name == SMOLLM2:
+        from whet.model.gguf import converted_folder, smollm2_file
+
         return converted_folder(smollm2_file())
     path = Path(os.path.expanduser(name))
     # os.path says no where pathlib raises: a name that is too long, a null byte
@@ -113,6 +115,8 @@ def local_folder(name: str) -> Path | None:
     if name and os.path.isfile(path):
         if path.suffix != ".gguf":
             raise WhetError(f"model {name} is a file; give a folder with config.json, or a .gguf file")
+        from whet.model.gguf import converted_folder
+
         return converted_folder(path)
     if path.name in MODELS and run_model(path.parent) is not None:
         raise WhetError(

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from whet.model.gguf import cache_folder
+from whet.model.local_copies import cache_folder
 
 LONG = 0.5  # seconds of a trial, from which on it is worth a note
 SAMPLED = 8  # numbers from either end of every tensor: other weights are another checkpoint

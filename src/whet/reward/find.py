@@ -9,13 +9,10 @@ settings and returns a reward; a class whose objects are rewards is one too.
 from __future__ import annotations
 
 import functools
-import importlib
-import importlib.util
 import inspect
 import math
 import reprlib
 import traceback
-from collections import UserDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -68,16 +65,7 @@ ROWS: Mapping[str, tuple[str, ...]] = {
 RETIRED = {"judge_injection": "suspect_sentences", "self_grading": "suspect_sentences"}
 
 
-class Builtin(UserDict[str, Any]):
-    """The rewards that have a name: a user's own, and of a built-in one the file, imported when it is asked for."""
-
-    def __getitem__(self, name: str) -> Callable[..., Any]:
-        known = self.data[name]
-        function: Callable[..., Any] = known
-        return getattr(importlib.import_module(f"{ROOM}.{known}"), name) if isinstance(known, str) else function
-
-
-BUILTIN = Builtin({name: module for module, names in ROWS.items() for name in names})
+BUILTIN = registry.LazyEntries({name: f"{ROOM}.{module}:{name}" for module, names in ROWS.items() for name in names})
 
 
 def _refusal(reward: Any) -> str:

@@ -9,12 +9,16 @@ from typing import Any
 from whet import registry
 from whet.model.causal_lm import CausalLM
 from whet.protocols import Engine
-from whet.rollout.openai_engine import OpenAIEngine
 from whet.rollout.torch_engine import TorchEngine
-from whet.rollout.vllm_engine import VLLMEngine
 from whet.types import WhetError
 
-ENGINES: dict[str, Callable[..., Engine]] = {"torch": TorchEngine, "vllm": VLLMEngine, "openai": OpenAIEngine}
+ENGINES = registry.LazyEntries(
+    {
+        "torch": TorchEngine,
+        "vllm": "whet.rollout.vllm_engine:VLLMEngine",
+        "openai": "whet.rollout.openai_engine:OpenAIEngine",
+    }
+)
 
 
 def _refusal(maker: Any) -> str:

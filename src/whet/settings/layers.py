@@ -10,11 +10,13 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from whet.settings.files import readable_file, reading
-from whet.settings.foreign import OWN_MEANING, ROOTS, foreign_name
 from whet.settings.hostile import DEEPEST, refuse_hostile, shown, shown_path
 from whet.types import WhetError, nearest
 
 Validated = TypeVar("Validated", bound=BaseModel)
+# arguments of TRL's trainers -> those of whet.train
+ARGUMENTS = {"model": "model", "train_dataset": "data", "eval_dataset": "eval_data", "reward_funcs": "reward"}
+ARGUMENTS |= {"processing_class": "tokenizer", "tools": "tools", "environment_factory": "env", "callbacks": "callbacks"}
 
 
 def validated(kind: type[Validated], values: Mapping[str, Any]) -> Validated:
@@ -77,6 +79,8 @@ def _unknown_key(kind: type[BaseModel], path: str, alone: bool = False) -> str:
 
 def foreign_hint(path: str, kind: type[BaseModel]) -> str:
     """What another trainer's setting is in whet; empty for a key that none of them has."""
+    from whet.settings.foreign import ROOTS, foreign_name
+
     entry = foreign_name(path)
     if entry is None:
         return "whet has no counterpart" if path.partition(".")[0] in ROOTS else ""
@@ -97,6 +101,8 @@ def _near_key(kind: type[BaseModel], path: str, alone: bool) -> str:
     close = nearest(name, known, SLIP) if is_axis or section is not None else None
     here = [".".join([*sections, close])] if close else []
     elsewhere = [f"{other}.{name}" for other, inner in _sections(kind) if name in inner.model_fields]
+    from whet.settings.foreign import OWN_MEANING
+
     if is_axis or (sections and (name in IN_MANY_SECTIONS or sections[0] in OWN_MEANING)):
         # `optimizer.name` is not `model.name`, and `eval.top_p` not `sampling.top_p`
         elsewhere = []

@@ -79,9 +79,6 @@ PROGRAMS = {  # how a command line names what it starts; the first that is found
     **{"openrlhf.cli.train_ppo": "openrlhf rl", "openrlhf.cli.train_sft": "openrlhf sft"},
     **{"openrlhf.cli.train_dpo": "openrlhf dpo", "openrlhf.cli.train_rm": "openrlhf rm"},
 }
-# arguments of TRL's trainers -> those of whet.train
-ARGUMENTS = {"model": "model", "train_dataset": "data", "eval_dataset": "eval_data", "reward_funcs": "reward"}
-ARGUMENTS |= {"processing_class": "tokenizer", "tools": "tools", "environment_factory": "env", "callbacks": "callbacks"}
 TRAINERS = {"reward": "rm", **{name: name for name in ("grpo", "rloo", "dpo", "kto", "sft")}}  # of TRL
 
 

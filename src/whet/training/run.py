@@ -37,7 +37,6 @@ from whet.record.run_kinds import kind_of
 from whet.record.sections import HealthSection, ReportSection
 from whet.training.distributed.agreement import agree_on_step
 from whet.training.distributed.ranks import ALONE, Ranks
-from whet.training.distributed.sharded_checkpoint import is_sharded, load_sharded
 from whet.training.evaluate import PromptScores
 from whet.training.health_actions import HealthAction, HealthWatch
 from whet.training.saving import BASIS, Savable, Saver
@@ -466,6 +465,8 @@ def _restored(
         if ranks.is_first:
             cut_back(folder, {})
         return _Progress()
+    from whet.training.distributed.sharded_checkpoint import is_sharded, load_sharded
+
     if ranks.size == 1 and not is_sharded(checkpoint):
         tensors, state = load_checkpoint(checkpoint, trainer.model)
     else:

@@ -40,7 +40,6 @@ from whet.record.sections import ReportSection
 from whet.record.text import LOWER_IS_BETTER, headline, plain_metrics
 from whet.threads import Thread
 from whet.training.distributed.ranks import Ranks
-from whet.training.distributed.sharded_checkpoint import save_sharded
 from whet.types import StepReport
 
 HELD_SHARE = 0.01  # of the wall time, the most that steps may wait for saving
@@ -220,6 +219,8 @@ class Saver:
         tensors = content.tensors() if path is not None else {}
         texts = self._tokenizer_texts(content.tokenizer)
         dtype = DTYPES[self._settings.weights_dtype]
+        from whet.training.distributed.sharded_checkpoint import save_sharded
+
         save_sharded(self._ranks, path, content.step, content.model, texts, tensors, state, models, dtype)
         if self._ranks.is_first:
             prune_checkpoints(self._checkpoints, self._settings.keep_checkpoints)

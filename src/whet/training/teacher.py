@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -14,11 +14,13 @@ from torch.nn.utils.rnn import pad_sequence
 from whet.data.distillation_target import behind, teacher_texts, with_text
 from whet.model.causal_lm import CausalLM
 from whet.model.reference import FrozenModel, ReferencePolicy
-from whet.rollout.logp_server import LogpServer
 from whet.training.distributed.ranks import ALONE, Ranks
 from whet.training.sections import TeacherSection
 from whet.training.update import token_scores, top_scores
 from whet.types import Group, Prompt, RunFailed, TokenBatch
+
+if TYPE_CHECKING:
+    from whet.rollout.logp_server import LogpServer
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from whet.model.hub import hub_file
+from whet.model.local_copies import SMOLLM2
 from whet.objective import catalogue
 from whet.settings.layers import flattened
 from whet.tools.planner.plan import Plan, plan_for
@@ -21,7 +22,6 @@ from whet.training.config import Config, PolicyConfig, PreferenceConfig, RewardM
 from whet.training.sections import pass_tokens
 from whet.types import Prompt, WhetError, did_you_mean
 
-SMOLLM2 = "smollm2"
 UNKNOWN_PROMPT = 512  # tokens that are planned for where nobody said
 MOST_READ = 10_000  # prompts that are looked at for the longest
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from whet.protocols import Reward
 from whet.record.metrics.timer import PhaseTimer
@@ -37,11 +37,13 @@ from whet.training.assembly.runtime import (
 )
 from whet.training.config import Config, PolicyConfig, PreferenceConfig, RewardModelConfig, SFTConfig
 from whet.training.distributed.ranks import ALONE, Ranks
-from whet.training.distributed.reward_workers import GIB, RemoteReward, RewardHost, RewardWorkers, stays_here, wants_all
 from whet.training.distributed.workers import WorkerPool
 from whet.training.evaluate import Evaluator
 from whet.training.run import Stateful, Trainer
 from whet.types import Prompt
+
+if TYPE_CHECKING:
+    from whet.training.distributed.reward_workers import RewardHost, RewardWorkers
 
 
 def reward_host(rewards: Mapping[str, Reward], isolation: str | None) -> RewardHost:
@@ -50,6 +52,8 @@ def reward_host(rewards: Mapping[str, Reward], isolation: str | None) -> RewardH
         from whet.reward.sandbox.requirement import require_isolation
 
         require_isolation(isolation)
+    from whet.training.distributed.reward_workers import RewardHost
+
     return RewardHost(rewards)
 
 
@@ -63,6 +67,8 @@ def scored_elsewhere(
     count = config.scale.reward_workers
     if not count or not parts:
         return list(parts), None, {}
+    from whet.training.distributed.reward_workers import GIB, RemoteReward, RewardWorkers, stays_here, wants_all
+
     rewards = {part.name: part.resolved_reward for part in parts}
     sent = {name: reward for name, reward in rewards.items() if not stays_here(reward) and steps_of(reward) is None}
     here = [name for name in rewards if name not in sent]

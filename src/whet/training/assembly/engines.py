@@ -18,10 +18,8 @@ from whet.model.lora import adapted_layers
 from whet.model.low_precision import widen_vectors
 from whet.protocols import Engine, Session
 from whet.registry import check_settings, lookup
-from whet.rollout.async_rollout import BackgroundSession, GroupWriter, SessionWriter
 from whet.rollout.collect import PromptDataset, RolloutSpec
 from whet.rollout.engines import build_engine
-from whet.rollout.episode_writer import EpisodeWriter
 from whet.rollout.session import session_of
 from whet.rollout.torch_engine import TorchEngine
 from whet.training.config import Config, EvaluationConfig, PolicyConfig
@@ -30,6 +28,7 @@ from whet.training.distributed.rollout import WholeCopyEngine, whole_copy
 from whet.types import Sampling, SessionShape
 
 if TYPE_CHECKING:
+    from whet.rollout.async_rollout import BackgroundSession, GroupWriter
     from whet.training.distributed.engine_host import EngineHost
     from whet.training.distributed.remote_engine import RemoteEngine
     from whet.training.distributed.workers import WorkerPool
@@ -163,11 +162,14 @@ def async_writer(
     """
     device = policy.device
     if not config.env.is_single:
+        from whet.rollout.episode_writer import EpisodeWriter
         from whet.training.assembly.episode_runner import build_episode_runner
 
         copied = WholeCopyEngine(policy, lambda whole: config_engine(config, whole, loaded))
         runner, _ = build_episode_runner(config, copied, loaded)
         return EpisodeWriter(runner, copied, dataset, spec, config.seed, device)
+    from whet.rollout.async_rollout import SessionWriter
+
     shape = SessionShape(
         conversations=groups * config.batch.group_size,
         prompt_tokens=max(map(len, dataset.prompt_tokens)),

@@ -17,7 +17,6 @@ from whet.objective import Objective, RunSetting, check_setting, description, pr
 from whet.reward.combine import RewardPart
 from whet.reward.score import Failures
 from whet.reward.steps import StepScorer, step_scorer, with_steps
-from whet.rollout.async_rollout import AsyncCollector, check_async_rollout
 from whet.rollout.collect import Collector, PromptDataset, RewardContext, RolloutCollector, RolloutSpec, Score
 from whet.rollout.prompt_order import PromptOrder
 from whet.rollout.weight_sync_check import PolicyWatch, shares_weights
@@ -328,6 +327,8 @@ def build_collector(
             runner=runtime.runner,
             watch=watch,
         )
+    from whet.rollout.async_rollout import AsyncCollector, check_async_rollout
+
     check_async_rollout(spec)
     if runtime.ranks.size > 1:
         raise WhetError(

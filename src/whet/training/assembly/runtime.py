@@ -26,7 +26,6 @@ from whet.protocols import Engine
 from whet.registry import lookup
 from whet.rollout.collect import Score
 from whet.rollout.episode_runner import EpisodeRunner
-from whet.rollout.openai_engine import TextTokenizer
 from whet.rollout.sections import SamplingSection
 from whet.training.assembly.engines import config_engine, is_server, rank_engine, remote_engine, thread_choice
 from whet.training.assembly.episode_runner import build_episode_runner, check_environment
@@ -263,6 +262,8 @@ def server_runtime(config: Config | EvaluationConfig) -> Runtime:
         raise WhetError(
             f"sampling.engine={name} takes no environment or tools: episodes need the tokens of a model that runs here"
         )
+    from whet.rollout.openai_engine import TextTokenizer
+
     nothing: Any = None
     tokenizer: Any = TextTokenizer()
     ends = (TextTokenizer.eos_token_id,)

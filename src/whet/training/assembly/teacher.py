@@ -20,7 +20,6 @@ from whet.model.low_precision import widen_vectors
 from whet.model.reference import FrozenModel, ReferencePolicy
 from whet.model.vocabulary import vocabulary_refusal
 from whet.objective import Objective
-from whet.rollout.logp_server import LogpServer, logp_server, probed
 from whet.training.assembly.runtime import Runtime
 from whet.training.config import OF_TEACHER, PolicyConfig
 from whet.training.teacher import DistillationSettings, ModelTeacher, ServerTeacher, Teacher
@@ -219,6 +218,8 @@ def _server(config: PolicyConfig, runtime: Runtime, sampling: Sampling) -> Teach
             "teacher.base_url: the policy samples from a part of its vocabulary (top_p, top_k or min_p), and a server "
             "cannot renormalise on it; drop them, or give the teacher as teacher.name"
         )
+
+    from whet.rollout.logp_server import LogpServer, logp_server, probed
 
     def found() -> tuple[LogpServer, str]:
         asked = logp_server(section.base_url, section.model, section.key_variable, section.timeout, section.concurrency)
