@@ -68,15 +68,15 @@ def saved_start(config: Config, folder: Path, model: Any, tokenizer: Any) -> Ite
         raise
 
 
-def save_object(model: Any, tokenizer: Any, place: Path) -> None:
+def save_object(model: Any, tokenizer: Any, folder: Path) -> None:
     """Write a model object's weights and its tokenizer, without a progress bar of transformers'."""
     from whet.model.pretrained import quiet_transformers
 
     with quiet_transformers():
-        model.save_pretrained(place)
-        tokenizer.save_pretrained(place)
-    for file in place.glob("*.safetensors"):  # written for their owner alone, whatever the umask says
-        file.chmod((place / "config.json").stat().st_mode)
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    for file in folder.glob("*.safetensors"):  # written for their owner alone, whatever the umask says
+        file.chmod((folder / "config.json").stat().st_mode)
 
 
 def data_source(data: Any) -> str | None:

@@ -43,9 +43,9 @@ class Resumed:
     settings: Mapping[str, Any]  # nested, over those of the run
 
 
-def with_settings(config: Config, given: Mapping[str, Any]) -> Config:
+def with_settings(config: Config, changes: Mapping[str, Any]) -> Config:
     """The config with other values; checked like one that was given whole."""
-    return resolved(config.method, merged(config_values(config), given))
+    return resolved(config.method, merged(config_values(config), changes))
 
 
 class RunFiles:

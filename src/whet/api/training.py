@@ -278,8 +278,8 @@ def existing_run(
             f"{folder} holds a run with another config ({', '.join(differing[:3])}); give exist=replace, or another "
             "folder"
         )
-    for name, given in ((ROWS, rows), (EVAL_ROWS, eval_rows)):
-        if given is not None and rows_text(given) != (folder / name).read_text(encoding="utf-8"):
+    for name, passed in ((ROWS, rows), (EVAL_ROWS, eval_rows)):
+        if passed is not None and rows_text(passed) != (folder / name).read_text(encoding="utf-8"):
             raise WhetError(f"{folder} holds a run with other rows ({name}); give exist=replace, or another folder")
     is_longer = config.steps > there.steps or (there.hours and not 0 < config.hours <= there.hours)
     return Run(folder) if is_finished(folder) and not is_longer else longer

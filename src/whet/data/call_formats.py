@@ -81,16 +81,16 @@ def call_reader(
 
     def calls_of(completion: Completion | str) -> Calls:
         if read is None:
-            found = _tagged(str(completion), parsed_calls)
+            calls = _tagged(str(completion), parsed_calls)
         else:
             raw = completion.raw if isinstance(completion, Completion) else completion
             try:
-                found = read(raw)
+                calls = read(raw)
             except Exception:  # whatever a parser of somebody else's makes of a text
-                found = Calls((BROKEN,), (raw,), "")
-        if call_format == "loose" and not found.announced:
-            found = Calls(tuple(untagged_calls(_spoken(str(completion)), arguments)), (), found.text)
-        return _named(found, tools)
+                calls = Calls((BROKEN,), (raw,), "")
+        if call_format == "loose" and not calls.announced:
+            calls = Calls(tuple(untagged_calls(_spoken(str(completion)), arguments)), (), calls.text)
+        return _named(calls, tools)
 
     return calls_of
 
@@ -191,9 +191,9 @@ def tool_instructions(call_format: str, tools: Sequence[Mapping[str, Any]]) -> s
     )
 
 
-def _named(found: Calls, tools: Sequence[Mapping[str, Any]]) -> Calls:
+def _named(calls: Calls, tools: Sequence[Mapping[str, Any]]) -> Calls:
     """The calls with positional arguments named by the tools' schemas."""
-    return Calls(tuple(named(call, list(tools)) for call in found.announced), found.malformed, found.text)
+    return Calls(tuple(named(call, list(tools)) for call in calls.announced), calls.malformed, calls.text)
 
 
 def _collected(blocks: Sequence[tuple[list[ToolCall] | None, str]], text: str) -> Calls:

@@ -120,7 +120,7 @@ def _demonstrated_together(
     prompts = {id(row.prompt): row.prompt for row in conversations}
     for prompt in prompts.values():
         _require_own_tools(tokenizer, prompt)
-    frames = {key: _frame(tokenizer, each.messages, each.id, each.tools) for key, each in prompts.items()}
+    frames = {key: _frame(tokenizer, prompt.messages, prompt.id, prompt.tools) for key, prompt in prompts.items()}
     turns = [_last_turn(tokenizer, row, frames[id(row.prompt)]) for row in conversations]
     texts = [frame.opening for frame in frames.values()] + [turn.opening + turn.completion for turn in turns]
     tokens = map(tuple, tokenizer(texts, add_special_tokens=False)["input_ids"])

@@ -188,7 +188,7 @@ def require_clean(
         return
     counts = overlap_counts(overlaps)
     named = ", ".join(f"{counts[kind]} {kind}" for kind in OverlapKind if counts[kind])
-    first = min(overlaps, key=lambda each: (ORDER[each.kind], each.train))
+    first = min(overlaps, key=lambda overlap: (ORDER[overlap.kind], overlap.train))
     text = " ".join(train[1][first.train].split())
     shown = text if len(text) <= 60 else f"{text[:57]}..."
     raise WhetError(

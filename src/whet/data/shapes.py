@@ -295,26 +295,26 @@ def _couples(count: int) -> Iterator[tuple[int, int]]:
     return combinations(range(count), 2)
 
 
-def _ranks_by(row: Row, name: str, given: Any, completions: Any) -> list[int]:
+def _ranks_by(row: Row, name: str, values: Any, completions: Any) -> list[int]:
     """0 for the best completion, by one of the columns that say it."""
     if (
         not isinstance(completions, list | tuple)
-        or not isinstance(given, list | tuple)
-        or len(given) != len(completions)
+        or not isinstance(values, list | tuple)
+        or len(values) != len(completions)
     ):
-        sizes = f"has {_size(given)} for {_size(completions)} completions"
+        sizes = f"has {_size(values)} for {_size(completions)} completions"
         raise mistake(row, name, sizes, "one for each completion", "correct the row or drop it")
     if any(
-        isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score) for score in given
+        isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score) for score in values
     ):
-        raise mistake(row, name, f"is {value_text(given)}", "numbers", "fill in the missing ones or drop the row")
+        raise mistake(row, name, f"is {value_text(values)}", "numbers", "fill in the missing ones or drop the row")
     if name == "order":
-        if sorted(given) != list(range(len(given))):
-            expected = f"each of 0 to {len(given) - 1} once, the best completion's number first"
-            raise mistake(row, name, f"is {value_text(given)}", expected, "correct the row")
-        return [given.index(number) for number in range(len(given))]
-    ladder = sorted(set(given), reverse=name != "ranks")
-    return [ladder.index(score) for score in given]
+        if sorted(values) != list(range(len(values))):
+            expected = f"each of 0 to {len(values) - 1} once, the best completion's number first"
+            raise mistake(row, name, f"is {value_text(values)}", expected, "correct the row")
+        return [values.index(number) for number in range(len(values))]
+    ladder = sorted(set(values), reverse=name != "ranks")
+    return [ladder.index(score) for score in values]
 
 
 def _branches(row: Row, node: Mapping[str, Any], before: list[dict[str, str]], name: str) -> Iterator[Row]:

@@ -99,16 +99,16 @@ def _root(roots: list[int], number: int) -> int:
     return number
 
 
-def _alike(sketches: Sketch, kept: Integers, threshold: float) -> Iterator[tuple[int, int]]:
+def _alike(sketches: Sketch, representatives: Integers, threshold: float) -> Iterator[tuple[int, int]]:
     """Pairs that share a band and enough of their sketches."""
     width = ORDERS // BANDS
     for band in range(BANDS):
-        part = sketches[kept, band * width : (band + 1) * width].astype(np.uint64)
-        keys: Hashes = np.zeros(len(kept), np.uint64)
+        part = sketches[representatives, band * width : (band + 1) * width].astype(np.uint64)
+        keys: Hashes = np.zeros(len(representatives), np.uint64)
         for column in range(width):
             keys = mixed_bits(keys + part[:, column] + np.uint64(column + 1))
         order = np.argsort(keys, kind="stable")
-        members, keys = kept[order], keys[order]
+        members, keys = representatives[order], keys[order]
         for _ in range(ROUNDS):
             # each with the first of its bucket; those that are not alike form a bucket of their own for the next round
             first = np.append(True, keys[1:] != keys[:-1])

@@ -266,10 +266,10 @@ class _TemplateTurns:
     @functools.cached_property
     def _drops_empty_thoughts(self) -> bool:
         """True where a turn with empty tags of thoughts loses them once a user has answered it."""
-        said = f"<think>\n\n{THOUGHT_ENDS[0]}\n\n{THOUGHT}"
+        thought = f"<think>\n\n{THOUGHT_ENDS[0]}\n\n{THOUGHT}"
         question: Message = {"role": "user", "content": "?"}
         try:
-            turn: Message = {"role": "assistant", "content": said}
+            turn: Message = {"role": "assistant", "content": thought}
             whole: str = templated(self._tokenizer, [question, turn, question], "turns", tools=self._tools)
         except WhetError:
             return False

@@ -231,7 +231,7 @@ def _packed(nodes: Sequence[PrefixNode]) -> tuple[PackedNode, ...]:
         children.setdefault(node.parent, []).append(number)
     roots = sorted(children.get(NO_PARENT, ()), key=lambda root: root not in children)
     order = roots + [number for root in roots for number in _below(root, children)]
-    place = {number: index for index, number in enumerate(order)} | {NO_PARENT: NO_PARENT}
+    new_number = {number: index for index, number in enumerate(order)} | {NO_PARENT: NO_PARENT}
     starts = np.cumsum([0, *(nodes[number].length for number in order)], dtype=np.int64).tolist()
     sizes = [0] * len(nodes)  # tokens of all that continues a node
     for number in range(len(nodes) - 1, -1, -1):
@@ -244,7 +244,7 @@ def _packed(nodes: Sequence[PrefixNode]) -> tuple[PackedNode, ...]:
         start = behind if index < len(roots) else starts[index + 1]
         behind += sizes[number] if index < len(roots) else 0
         branches = (start, start + sizes[number])
-        packed.append(PackedNode(place[node.parent], node.first, node.stop, node.rows, starts[index], branches))
+        packed.append(PackedNode(new_number[node.parent], node.first, node.stop, node.rows, starts[index], branches))
     return tuple(packed)
 
 

@@ -309,9 +309,9 @@ def write_snapshot(
             partials = {**{path: partial_of(path) for path in about}, **partials}
             if about and dtype is not None:
                 texts, files, there = *_model_files(_in_dtype(snapshot, dtype)), None
-            for path, said in about.items():
+            for path, facts in about.items():
                 folder = empty_partial(path)
-                text = (json.dumps({"step": snapshot.step, **said}, indent=1) + "\n").encode()
+                text = (json.dumps({"step": snapshot.step, **facts}, indent=1) + "\n").encode()
                 written = _fill(folder, {**texts, ABOUT: text}, files, wanted, there)
                 write_manifest(folder, snapshot.step, [], written)
                 there = (folder, written)

@@ -61,12 +61,12 @@ def _noted_verdict(note: Path, trial: Callable[[], str]) -> str:
     if note.is_file():
         return ""
     begun = time.perf_counter()
-    said = trial()
-    if not said and time.perf_counter() - begun > LONG:
+    verdict = trial()
+    if not verdict and time.perf_counter() - begun > LONG:
         with contextlib.suppress(OSError):  # a cache is no reason to fail
             note.parent.mkdir(parents=True, exist_ok=True)
             note.touch()
-    return said
+    return verdict
 
 
 def _note(name: str, signature: Hashable, model: nn.Module) -> Path:

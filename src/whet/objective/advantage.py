@@ -79,7 +79,7 @@ class GroupBaseline(CompletionBaseline):
 def function_baseline(function: Callable[[Tensor], Any]) -> type[GroupBaseline]:
     """A plain function as a component. It is called with the scored rewards of each group, [G], and returns what they
     are compared with: one number, or one for each of them."""
-    said = (inspect.getdoc(function) or "").partition("\n")[0].rstrip(".")
+    summary = (inspect.getdoc(function) or "").partition("\n")[0].rstrip(".")
 
     class FunctionBaseline(GroupBaseline):
         name: ClassVar[str] = function.__name__
@@ -100,7 +100,7 @@ def function_baseline(function: Callable[[Tensor], Any]) -> type[GroupBaseline]:
             return baseline
 
         def words(self) -> str:
-            return said or f"compare each completion with what {self.name} makes of its group"
+            return summary or f"compare each completion with what {self.name} makes of its group"
 
         def symbols(self) -> str:
             return f"R - {self.name}_g(R)"

@@ -87,7 +87,7 @@ class Plot:
             style = f"{'point' if series.get('bare') else 'dot'} {tone}"
             sizes = series.get("sizes") or [2.8] * len(points)
             titles = series.get("titles") or [""] * len(points)
-            parts += [self.dot(*each) for each in zip(points, [style] * len(points), sizes, titles, strict=True)]
+            parts += [self.dot(*mark) for mark in zip(points, [style] * len(points), sizes, titles, strict=True)]
         if series.get("best"):
             parts.append(self._ring(series["best"], tone))
         return "".join(parts)
@@ -486,7 +486,7 @@ def figure_file(
 
 def _figure_style() -> str:
     def rules(selectors: str, rule: str) -> str:
-        return ",".join(f".whet-figure {each}" for each in selectors.split(",")) + f"{{{rule}}}"
+        return ",".join(f".whet-figure {selector}" for selector in selectors.split(",")) + f"{{{rule}}}"
 
     def tones(colours: Sequence[str]) -> str:
         return "".join(

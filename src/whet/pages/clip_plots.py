@@ -62,7 +62,10 @@ def rule_plot(rule: ClipRule) -> str:
     label = "weight" if several else "weight: the factor in front of grad log pi"
     panels = [
         chart(
-            [curve(said, drawn[probability, side], tone, dashed=tone == 1) for tone, (side, said) in enumerate(SIDES)],
+            [
+                curve(label, drawn[probability, side], tone, dashed=tone == 1)
+                for tone, (side, label) in enumerate(SIDES)
+            ],
             x={"label": "ratio", "min": span[0], "max": span[1]},
             y={"label": label, "min": bottom, "max": max(top, _rounded_up(1.2))},
             smooth=False,
@@ -169,7 +172,7 @@ def _situation(rule: ClipRule) -> str:
     completion = (
         f"the other {COMPLETION_TOKENS - 1} tokens of the completion at ratio 1" if looks_at_completion(rule) else ""
     )
-    return "; ".join(said for said in (numbers, completion) if said)
+    return "; ".join(part for part in (numbers, completion) if part)
 
 
 def _aside(rule: ClipRule) -> str:

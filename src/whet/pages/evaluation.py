@@ -75,16 +75,16 @@ def eval_record(report: EvalReport) -> dict[str, Any]:
     return finite
 
 
-def _eval_record(each: ModelEval) -> dict[str, Any]:
-    summary = asdict(each.summary)
+def _eval_record(evaluation: ModelEval) -> dict[str, Any]:
+    summary = asdict(evaluation.summary)
     return {
-        "model": each.model,
-        "task": each.task,
-        "temperature": each.temperature,
-        "completions": each.completions,
-        "metrics": dict(each.metrics),
+        "model": evaluation.model,
+        "task": evaluation.task,
+        "temperature": evaluation.temperature,
+        "completions": evaluation.completions,
+        "metrics": dict(evaluation.metrics),
         "summary": summary,
-        **({} if each.reranking is None else {"rerank": asdict(each.reranking)}),
+        **({} if evaluation.reranking is None else {"rerank": asdict(evaluation.reranking)}),
     }
 
 
@@ -117,9 +117,9 @@ def evals_summary(evals: Sequence[ModelEval]) -> str:
     )
 
 
-def model_lines(each: ModelEval) -> list[tuple[str, str]]:
+def model_lines(evaluation: ModelEval) -> list[tuple[str, str]]:
     """(name, value) of everything that is known of one model."""
-    summary = each.summary
+    summary = evaluation.summary
     estimates = {summary.measure: summary.value, **{f"pass@{point.n}": point for point in summary.pass_at}}
     estimates |= {f"{summary.measure}_{name}": value for name, value in summary.tasks.items()}
     estimates |= {f"majority@{point.n}": point for point in summary.votes}
@@ -128,7 +128,7 @@ def model_lines(each: ModelEval) -> list[tuple[str, str]]:
     if lengths is not None:
         estimates["truncated"] = lengths.truncated
     lines = []
-    for name, value in each.metrics.items():
+    for name, value in evaluation.metrics.items():
         estimate = estimates.get(name)
         shown = metric_text(name, value)
         if estimate is not None:
@@ -145,8 +145,8 @@ def model_lines(each: ModelEval) -> list[tuple[str, str]]:
         lines.append(("", f"right ones {number(lengths.right)}, wrong ones {number(lengths.wrong)} on average"))
     shares = {"answered": summary.answered, "thought and answer": summary.in_format}
     lines += [(name, estimate_text(share)) for name, share in shares.items() if share is not None]
-    for name, found in summary.calibration.items():
-        errors = f"expected error {percent(found.error)}, Brier score {number(found.brier)}"
+    for name, calibration in summary.calibration.items():
+        errors = f"expected error {percent(calibration.error)}, Brier score {number(calibration.brier)}"
         lines.append(("calibration", f"by {name}: {errors}"))
     lines += [(f"refused {name}".strip(), estimate_text(share)) for name, share in summary.refusals.items()]
     for point in summary.budgets:
@@ -183,17 +183,17 @@ def model_table(evals: Sequence[ModelEval]) -> list[list[str]]:
         column("truncated", (percent(length.truncated.value) if length else ABSENT for length in lengths)),
         column("answered", (percent(summary.answered.value) if summary.answered else ABSENT for summary in summaries)),
     ]
-    for way in ("votes", "tokens"):
-        known = [summary.calibration.get(way) for summary in summaries]
+    for source in ("votes", "tokens"):
+        known = [summary.calibration.get(source) for summary in summaries]
         columns.append(
-            column(f"ECE ({way})", (percent(calibration.error) if calibration else ABSENT for calibration in known))
+            column(f"ECE ({source})", (percent(calibration.error) if calibration else ABSENT for calibration in known))
         )
     for name in labels("refusals"):
         texts = (estimate_text(summary.refusals.get(name)) for summary in summaries)
         columns.append(column(f"refused {name}".strip(), texts))
     shown = [main, *(titled for titled in columns if any(text != ABSENT for text in titled[1]))]
     names = short_names([evaluation.model for evaluation in evals])
-    rows = [[name, *(texts[place] for _, texts in shown)] for place, name in enumerate(names)]
+    rows = [[name, *(texts[index] for _, texts in shown)] for index, name in enumerate(names)]
     return [["model", *(name for name, _ in shown)], *rows]
 
 
@@ -230,11 +230,12 @@ def pair_text(test: PairedTest, tests: int) -> str:
     p = test.corrected_p
     if p is not None and p < SURE:
         verdict = f"{second} is {'better' if test.difference > 0 else 'worse'}"
-    found = "no spread to judge by" if p is None else f"p {p_text(p)}"
+    significance = "no spread to judge by" if p is None else f"p {p_text(p)}"
     corrected = f", corrected for {tests} pairs" if tests > 1 and p is not None else ""
     return (
         f"{second} against {first}: {points(test.difference)} points ({points(test.low)} to {points(test.high)}), "
-        f"{found} ({test.test}{corrected}), {count_of(test.gained, 'prompt')} better and {test.lost} worse: {verdict}"
+        f"{significance} ({test.test}{corrected}), {count_of(test.gained, 'prompt')} better and {test.lost} worse: "
+        f"{verdict}"
     )
 
 
@@ -284,8 +285,8 @@ def _verdict(report: EvalReport, task: str) -> str:
     names = short_names([evaluation.model for evaluation in evals])
     head = f"{task}: " if len(report.tasks) > 1 else ""
     texts = [
-        f"{name} {estimate_text(each.summary.value, each.summary.measure == 'accuracy')}"
-        for name, each in zip(names, evals, strict=True)
+        f"{name} {estimate_text(evaluation.summary.value, evaluation.summary.measure == 'accuracy')}"
+        for name, evaluation in zip(names, evals, strict=True)
     ]
     sure = [test for test in report.pairs.get(task, ()) if test.corrected_p is not None and test.corrected_p < 0.05]
     compared = ""
@@ -308,7 +309,11 @@ def _section(report: EvalReport, task: str) -> dict[str, object]:
     evals = report.of(task)
     tests = report.pairs.get(task, ())
     names = short_names([evaluation.model for evaluation in evals])
-    reranked = [(name, each.reranking) for name, each in zip(names, evals, strict=True) if each.reranking is not None]
+    reranked = [
+        (name, evaluation.reranking)
+        for name, evaluation in zip(names, evals, strict=True)
+        if evaluation.reranking is not None
+    ]
     return {
         "title": task,
         "about": evals_summary(evals),
@@ -316,9 +321,16 @@ def _section(report: EvalReport, task: str) -> dict[str, object]:
         "tables": [
             ("", _table(model_table(evals))),
             *((name, _table(rows)) for name, rows in curve_tables(evals).items()),
-            *((f"choosing one of n completions of {name}", _table(value_rows(each))) for name, each in reranked),
+            *(
+                (f"choosing one of n completions of {name}", _table(value_rows(reranking)))
+                for name, reranking in reranked
+            ),
         ],
-        "searches": [f"{'. '.join(search_text(search, each))}." for _, each in reranked for search in each.searches],
+        "searches": [
+            f"{'. '.join(search_text(search, reranking))}."
+            for _, reranking in reranked
+            for search in reranking.searches
+        ],
         "pairs": [pair_text(test, len(tests)) for test in tests],
     }
 
@@ -329,16 +341,19 @@ def _table(rows: Sequence[Sequence[str]]) -> PageTable:
 
 def interval_figure(title: str, about: str, rows: Sequence[tuple[str, IntervalEstimate]], is_share: bool) -> Figure:
     """Values with their intervals, one below the other."""
-    intervals = [(name, each.value, each.low, each.high, estimate_text(each, is_share)) for name, each in rows]
+    intervals = [
+        (name, estimate.value, estimate.low, estimate.high, estimate_text(estimate, is_share))
+        for name, estimate in rows
+    ]
     return Figure(title, about, {"intervals": intervals, "percent": is_share})
 
 
 def _figures(evals: Sequence[ModelEval]) -> list[Figure]:
     is_share = evals[0].summary.measure == "accuracy"
     names = short_names([evaluation.model for evaluation in evals])
-    rows = [(name, each.summary.value) for name, each in zip(names, evals, strict=True)]
-    for name, each in zip(names, evals, strict=True):
-        rows += [(f"{name}: {label}", value) for label, value in each.summary.tasks.items()]
+    rows = [(name, evaluation.summary.value) for name, evaluation in zip(names, evals, strict=True)]
+    for name, evaluation in zip(names, evals, strict=True):
+        rows += [(f"{name}: {label}", value) for label, value in evaluation.summary.tasks.items()]
     figures = [interval_figure(evals[0].summary.measure.capitalize(), "of one completion", rows, is_share)]
     for title, about, letter, points in (
         ("pass@k", "any of k is right", "k", [evaluation.summary.pass_at for evaluation in evals]),
@@ -350,7 +365,12 @@ def _figures(evals: Sequence[ModelEval]) -> list[Figure]:
             if row
         ]
         figures += [Figure(title, about, cost_chart(series, True, marked=True))] if series else []
-    chosen = [figure for each in evals if each.reranking is not None for figure in rerank_figures(each.reranking)]
+    chosen = [
+        figure
+        for evaluation in evals
+        if evaluation.reranking is not None
+        for figure in rerank_figures(evaluation.reranking)
+    ]
     return [*figures, *chosen, *_budgets(evals, is_share), *_calibrations(evals)]
 
 
@@ -361,12 +381,12 @@ def _budgets(evals: Sequence[ModelEval], is_share: bool) -> list[Figure]:
         return estimate_text(estimate, is_share)
 
     series = []
-    for tone, (name, each) in enumerate(
+    for tone, (name, evaluation) in enumerate(
         zip(short_names([evaluation.model for evaluation in evals]), evals, strict=True)
     ):
         points = [
             (at.budget, at, f"{name}, cut at {at.budget}, {number(at.tokens)} tokens written: {text(at)}")
-            for at in each.summary.budgets
+            for at in evaluation.summary.budgets
         ]
         series += [cost_line(name, points, tone)] if points else []
     if not series:
@@ -378,11 +398,11 @@ def _budgets(evals: Sequence[ModelEval], is_share: bool) -> list[Figure]:
 def _calibrations(evals: Sequence[ModelEval]) -> list[Figure]:
     names = short_names([evaluation.model for evaluation in evals])
     figures = []
-    for way, about in (("votes", "share of the votes"), ("tokens", "probability of the tokens")):
+    for source, about in (("votes", "share of the votes"), ("tokens", "probability of the tokens")):
         models = [
             (name, [(tenth.sure, tenth.right, tenth.rows) for tenth in known.bins], percent(known.error))
-            for name, each in zip(names, evals, strict=True)
-            if (known := each.summary.calibration.get(way)) is not None
+            for name, evaluation in zip(names, evals, strict=True)
+            if (known := evaluation.summary.calibration.get(source)) is not None
         ]
         if models:
             note = "On the line, a model is right as often as it is sure. Numbers: expected calibration error."

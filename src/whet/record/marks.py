@@ -54,16 +54,16 @@ class ReviewAgreement:
         return self.agreed / self.marked if self.marked else math.nan
 
 
-def checked_mark(place: str, row: Mapping[str, Any]) -> dict[str, Any]:
+def checked_mark(where: str, row: Mapping[str, Any]) -> dict[str, Any]:
     """The row with its mark; an error that names the place where it is none."""
     mark = row.get("mark")
     if mark is not None and mark not in ("", *MARKS):
         shown = json.dumps(mark, ensure_ascii=False)[:LONGEST_SHOWN]
         expected = ", ".join(f'"{choice}"' for choice in MARKS)
-        raise WhetError(f"{place}: mark is {shown}; write {expected} or null")
+        raise WhetError(f"{where}: mark is {shown}; write {expected} or null")
     if not isinstance(row.get("note", ""), str | None):
         shown = json.dumps(row["note"], ensure_ascii=True)[:LONGEST_SHOWN]
-        raise WhetError(f"{place}: note is {shown}; write text in quotes")
+        raise WhetError(f"{where}: note is {shown}; write text in quotes")
     return {**row, "mark": mark or None}
 
 

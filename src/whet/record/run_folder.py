@@ -30,14 +30,14 @@ logger = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def claimed_place(
-    given: str, name: str, config: str, before_config: Sequence[str], refuse_used: Callable[[Path], None]
+    path: str, name: str, config: str, before_config: Sequence[str], refuse_used: Callable[[Path], None]
 ) -> Iterator[Path]:
-    """The folder `given`, or the next free one for `name`, made and locked; `refuse_used` raises where it is not free.
+    """The folder `path`, or the next free one for `name`, made and locked; `refuse_used` raises where it is not free.
 
     What is made there has begun when the file `config` is there. What a killed process left before that,
     `before_config`, is cleared away, but only where the folder was empty when whet came.
     """
-    folder, made = _new_folder(Path(given)) if given else _next_folder(name)
+    folder, made = _new_folder(Path(path)) if path else _next_folder(name)
     is_ours = False
     try:
         with locked(folder, new=True) as lock:

@@ -73,11 +73,11 @@ def _first_action(sample: Sample) -> int | None:
 
 
 def _token_line(
-    step: int, place: int, sample: Sample, first: int, kept: int, settings: TokenSettings
+    step: int, index: int, sample: Sample, first: int, count: int, settings: TokenSettings
 ) -> dict[str, Any]:
     trace = sample.trace
     assert trace is not None
-    end = first + kept
+    end = first + count
     action = sample.action[first:end]
     chosen = slice(None) if bool(action.all()) else action
     logp = sample.behavior_logp[first:end][chosen]
@@ -89,14 +89,14 @@ def _token_line(
     }
     line: dict[str, Any] = {
         "step": int(step),
-        "place": place,
+        "place": index,
         "ids": (ids := sample.tokens[first:end].tolist()),
         "pieces": settings.pieces(ids),
         "action": [len(list(run)) for _, run in groupby(action.tolist())],
         **{name: _compact(values.tolist()) for name, values in known.items()},
     }
     if sample.turns:
-        line["turns"] = [[min(max(at - first, 0), kept) for at in (turn.start, turn.stop)] for turn in sample.turns]
+        line["turns"] = [[min(max(at - first, 0), count) for at in (turn.start, turn.stop)] for turn in sample.turns]
     left_out = len(sample.tokens) - end
     return {**line, "left_out": left_out} if left_out else line
 

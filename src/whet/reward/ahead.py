@@ -190,12 +190,12 @@ class _Lane(Generic[V]):
     def take(self, samples: Sequence[Sample]) -> dict[int, V]:
         """By place in the batch, what is known of these samples once nothing of theirs is on its way."""
         wanted = self._owed.intersection(map(id, samples))
-        since, said = time.monotonic(), False
+        since, reported = time.monotonic(), False
         with self._changed:
             while not wanted <= self._known.keys():
                 self._changed.wait(1.0)
-                if not said and time.monotonic() - since > PATIENCE:
-                    said = True
+                if not reported and time.monotonic() - since > PATIENCE:
+                    reported = True
                     self._say_waiting()
             places = [row for row, sample in enumerate(samples) if id(sample) in self._known]
             known = {row: self._known.pop(id(samples[row]))[1] for row in places}

@@ -38,8 +38,8 @@ def exact_answer(prompt: Prompt, completion: str, *, form: Form = "normal", any_
     gold = {changed(alternative) for alternative in alternatives}
     answers = {changed(answer) for answer in explicit_answers(completion)}
     # "x = 7" says \boxed{7} again, and a sentence says something about it
-    said = [changed(text) for text in said_after_marks(completion) if is_bare_value(text)]
-    later = {text for text in said if not any(answer in text for answer in answers)}
+    bare_values = [changed(text) for text in said_after_marks(completion) if is_bare_value(text)]
+    later = {text for text in bare_values if not any(answer in text for answer in answers)}
     return float(len(answers | later) == 1 and answers <= gold)
 
 

@@ -429,7 +429,7 @@ def _is_required(parameter: inspect.Parameter) -> bool:
 
 
 def _arguments(
-    parameters: Sequence[inspect.Parameter], given: Mapping[str, Any], name: str, where: str
+    parameters: Sequence[inspect.Parameter], columns: Mapping[str, Any], name: str, where: str
 ) -> tuple[list[Any], dict[str, Any]]:
     positional: list[Any] = []
     named: dict[str, Any] = {}
@@ -438,11 +438,11 @@ def _arguments(
             continue
         if parameter.kind is parameter.VAR_KEYWORD:
             named_elsewhere = {*ABOUT, *(other.name for other in parameters)}
-            named |= {column: value for column, value in given.items() if column not in named_elsewhere}
+            named |= {column: value for column, value in columns.items() if column not in named_elsewhere}
             continue
-        if parameter.name not in given and _is_required(parameter):
-            raise _missing_column(parameter.name, given, name, where)
-        value = parameter.default if is_setting(parameter) else given.get(parameter.name, parameter.default)
+        if parameter.name not in columns and _is_required(parameter):
+            raise _missing_column(parameter.name, columns, name, where)
+        value = parameter.default if is_setting(parameter) else columns.get(parameter.name, parameter.default)
         if parameter.kind is parameter.POSITIONAL_ONLY:
             positional.append(value)
         else:
@@ -450,8 +450,8 @@ def _arguments(
     return positional, named
 
 
-def _missing_column(column: str, given: Mapping[str, Any], name: str, where: str) -> WhetError:
-    available = ", ".join(sorted(str(key) for key in given)) or "none"
+def _missing_column(column: str, columns: Mapping[str, Any], name: str, where: str) -> WhetError:
+    available = ", ".join(sorted(str(key) for key in columns)) or "none"
     return WhetError(
         f"reward {name!r} asks for the column {column!r}, which the data lacks ({where}); "
         f"available: {available}; rename the parameter, give it a default, or add the column"

@@ -282,7 +282,9 @@ def draw_batch(
         rows = [row for row, _ in batch]
         greedy = sample_groups(rows, 1, replace(spec.sampling, temperature=0.0), (*seed, -1))
         num_samples += len(greedy)
-        batch = [(row, replace(group, greedy=one.samples[0])) for (row, group), one in zip(batch, greedy, strict=True)]
+        batch = [
+            (row, replace(group, greedy=drawn.samples[0])) for (row, group), drawn in zip(batch, greedy, strict=True)
+        ]
     return RolloutBatch(tuple(batch), tuple(visited), num_samples, rounds)
 
 

@@ -148,7 +148,7 @@ class EpisodeWriter:
             if self.ended is not None:
                 self.ended(number, index, written)
             if len(samples[number]) == size:
-                self._results.put((number, [one for index in range(size) for one in samples[number][index]]))
+                self._results.put((number, [sample for index in range(size) for sample in samples[number][index]]))
 
         rows = [row for _, row in groups]
         seeds = [group_seed(self._seed, number, spec) for number, _ in groups]

@@ -183,8 +183,10 @@ def probed(server: LogpServer, tokenizer: Any, top: int) -> tuple[LogpServer, st
                 f"{where} has another vocabulary: {apart}; a token-level loss needs the policy's own: serve a teacher "
                 "with the same tokenizer, or distil through text (whet label completions, then whet train sft)"
             )
-        said = f"{compared} tokens compared" if compared else "its vocabulary could not be compared: it names no tokens"
-        return replace(server, dialect=dialect), f"{dialect}, {said}"
+        comparison = (
+            f"{compared} tokens compared" if compared else "its vocabulary could not be compared: it names no tokens"
+        )
+        return replace(server, dialect=dialect), f"{dialect}, {comparison}"
     raise WhetError(
         f"{where} gives no log-probabilities of given tokens, which this method needs ({'; '.join(refusals)}); serve "
         "the teacher with vLLM or whet serve, or give it as teacher.name"

@@ -168,11 +168,11 @@ class LiveReference:
         with self.reference.open() as lm:
             return families_logp(lm, families, self.micro_batch_tokens, self.packed, self.ranks)
 
-    def follow(self, policy: CausalLM, kept: float) -> None:
-        """Move the reference towards the policy, keeping the share `kept` of its weights."""
+    def follow(self, policy: CausalLM, share: float) -> None:
+        """Move the reference towards the policy; `share` of its old weights stays."""
         if not isinstance(self.reference, CopiedReference):
             raise WhetError("this reference moves with the policy; give model.reference=memory")
-        self.reference.follow(policy, kept)
+        self.reference.follow(policy, share)
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,7 @@ def reward_model_rows(
         try:
             encoded += _rows_together(tokenizer, some, separator)
         except WhetError:  # one by one, it is said of the first row that cannot be used
-            encoded += [each for row in some for each in _rows_together(tokenizer, [row], separator)]
+            encoded += [encoded_row for row in some for encoded_row in _rows_together(tokenizer, [row], separator)]
     if every_token:
         encoded = [
             _outcome_everywhere(tokenizer, row.prompt, encoded_row)
@@ -134,8 +134,8 @@ def _rows_together(tokenizer: Any, rows: Sequence[JudgedRow], separator: str) ->
     encoded = []
     for row in rows:
         if isinstance(row, LabelledSteps):
-            one = stepped_row(tokenizer, row.prompt, row.steps, separator)
-            encoded.append(RewardModelRow((one,), (len(one.tokens) - one.shared,), labels=row.labels))
+            stepped = stepped_row(tokenizer, row.prompt, row.steps, separator)
+            encoded.append(RewardModelRow((stepped,), (len(stepped.tokens) - stepped.shared,), labels=row.labels))
             continue
         if isinstance(row, LabelledCompletion):
             judged: dict[str, Any] = {"labels": (float(row.label),)}

@@ -134,13 +134,13 @@ class RLTrainer(Trainer):
         `staleness` is how many policy versions completions are behind, where the batch does not say it. Samples of so
         many groups as `traced` says, the best and the worst, tell what became of their tokens.
         """
-        for fields, found, what in (
+        for fields, provided, what in (
             ({"ref_logp"}, models.reference, "a reference policy"),
             ({"teacher_logp", "teacher_divergence"}, models.teacher, "a teacher"),
             ({"demonstrated"}, models.demonstrations, "demonstrations"),
             ({"value"}, models.critic, "a critic"),
         ):
-            if found is None and fields & objective.needs():
+            if provided is None and fields & objective.needs():
                 raise ValueError(f"the objective {objective.name} needs {what} and got none")
         self.model, self.tokenizer = models.policy.model, models.tokenizer
         self._models, self._objective, self._collector = models, objective, collector

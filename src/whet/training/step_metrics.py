@@ -234,13 +234,13 @@ def leaf_weights(samples: Sequence[Sample]) -> list[float]:
         for sample in samples
     ]
     following: dict[tuple[object, ...], set[object]] = {}
-    for number, way in enumerate(ways):
-        for length in range(1, len(way) + 1):
-            following.setdefault(way[:length], set()).add(way[length] if length < len(way) else ("end", number))
-    has_tree = [len(way) > 1 for way in ways]
+    for number, path in enumerate(ways):
+        for length in range(1, len(path) + 1):
+            following.setdefault(path[:length], set()).add(path[length] if length < len(path) else ("end", number))
+    has_tree = [len(path) > 1 for path in ways]
     return [
-        math.prod(1 / len(following[way[:length]]) for length in range(1, len(way) + 1)) if of_tree else 1.0
-        for way, of_tree in zip(ways, has_tree, strict=True)
+        math.prod(1 / len(following[path[:length]]) for length in range(1, len(path) + 1)) if of_tree else 1.0
+        for path, of_tree in zip(ways, has_tree, strict=True)
     ]
 
 

@@ -187,11 +187,11 @@ def answer_of(completion: str) -> str:
     return completion.partition("<answer>")[2].partition("</answer>")[0]
 
 
-def compared(right: str, given: str) -> str:
+def compared(right: str, answer: str) -> str:
     """Both answers; of two digits the difference, since a model that reckons finds it easier than to see it."""
-    if len(right) == len(given) == 1 and right.isdigit() and given.isdigit():
-        return f"{right}-{given}={(int(right) - int(given)) % 10}"
-    return f"{right} / {given}"
+    if len(right) == len(answer) == 1 and right.isdigit() and answer.isdigit():
+        return f"{right}-{answer}={(int(right) - int(answer)) % 10}"
+    return f"{right} / {answer}"
 
 
 def _bare(completion: str) -> str:

@@ -170,9 +170,9 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def function_of(given: Any, setting: str) -> Callable[..., Any]:
+def function_of(value: Any, setting: str) -> Callable[..., Any]:
     """A setting that is a function: itself, or `file.py:function` as a config has it."""
-    function = imported(given, setting) if isinstance(given, str) else given
+    function = imported(value, setting) if isinstance(value, str) else value
     if not callable(function):
         raise WhetError(f"{setting} is {function!r}; give a function, or file.py:function")
     return function

@@ -65,10 +65,10 @@ class TrlEnvironment:
         conversation = [dict(message) for message in prompt.messages] or [
             {"role": "user", "content": prompt.text or ""}
         ]
-        said = self.foreign.reset(**{"prompt": conversation, **row})
-        if said is not None and not isinstance(said, str):
-            raise TypeError(f"{self._name}.reset gave a value of type {type(said).__name__}; expected text or None")
-        last = {**conversation[-1], "content": conversation[-1]["content"] + said} if said else conversation[-1]
+        addition = self.foreign.reset(**{"prompt": conversation, **row})
+        if addition is not None and not isinstance(addition, str):
+            raise TypeError(f"{self._name}.reset gave a value of type {type(addition).__name__}; expected text or None")
+        last = {**conversation[-1], "content": conversation[-1]["content"] + addition} if addition else conversation[-1]
         return self._inner.start(Prompt(prompt.id, (*conversation[:-1], last), None, prompt.answer, prompt.meta))
 
     async def step(self, completion: Completion) -> StepResult:

@@ -173,11 +173,11 @@ class AgentRunner:
         return self._endpoint
 
     def _episode(
-        self, prompt: Prompt, tokens: tuple[int, ...], place: int, number: int, seed: tuple[int, ...]
+        self, prompt: Prompt, tokens: tuple[int, ...], index: int, number: int, seed: tuple[int, ...]
     ) -> _AgentEpisode:
         limits = self._limits
         name = f"{prompt.id}#{number}"
-        record = CallRecord(name, place, seed, most_calls=limits.calls, most_tokens=limits.tokens)
+        record = CallRecord(name, index, seed, most_calls=limits.calls, most_tokens=limits.tokens)
         return _AgentEpisode(record, prompt, tokens, secrets.token_urlsafe(24))
 
     def _run(

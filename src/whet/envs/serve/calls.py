@@ -141,7 +141,7 @@ class CallRecord:
         got = [call for call in written if call.is_delivered]
         continued = {call for delivered in got for call in delivered.path[:-1]}
         self.counts["undelivered_calls"] += sum(not call.is_delivered and call not in continued for call in written)
-        leaves = sorted((call for call in got if call not in continued), key=lambda each: each.tokens)
+        leaves = sorted((call for call in got if call not in continued), key=lambda leaf: leaf.tokens)
         stop = StopReason.FAILED if failed else self.ended_by or StopReason.END
         samples = [self._sample(leaf, decode, stop, None if failed else self.earned(leaf.role)) for leaf in leaves]
         if not samples:
@@ -219,7 +219,7 @@ def _prefix_keys(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
     running = hashlib.sha256(json.dumps(list(tools), sort_keys=True).encode())
     keys = []
     for message in messages:
-        said = message_key(message).encode()
-        running.update(len(said).to_bytes(8, "little") + said)
+        key = message_key(message).encode()
+        running.update(len(key).to_bytes(8, "little") + key)
         keys.append(running.digest())
     return keys

@@ -90,7 +90,9 @@ class Grammars:
         }
         parts: list[str] = []
         while text:
-            at, token = min(((text.find(each), each) for each in specials if each in text), default=(len(text), ""))
+            at, token = min(
+                ((text.find(special), special) for special in specials if special in text), default=(len(text), "")
+            )
             parts += [json.dumps(text[:at], ensure_ascii=False)] if at else []
             parts += [f"<[{specials[token]}]>"] if token else []
             text = text[at + len(token) :]

@@ -268,7 +268,7 @@ async def _awaited(request: Any, job: Job) -> Any:
 def _leave(job: Job, waiting: asyncio.Future[Any]) -> None:
     """Nobody waits for the job any more, and nobody will look at what becomes of it."""
     job.is_gone = True
-    waiting.add_done_callback(lambda each: each.cancelled() or each.exception())
+    waiting.add_done_callback(lambda future: future.cancelled() or future.exception())
 
 
 async def _disconnected(request: Any) -> None:

@@ -251,12 +251,12 @@ class AgentProgram:
         self,
         arguments: list[str],
         environment: Mapping[str, str],
-        given: str,
+        text: str,
         on_end: Callable[[], None],
         guard: ProgramGuard,
     ) -> None:
         with tempfile.TemporaryFile() as stdin:
-            stdin.write(given.encode())
+            stdin.write(text.encode())
             stdin.seek(0)
             self._process = subprocess.Popen(
                 arguments,

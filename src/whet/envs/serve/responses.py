@@ -38,8 +38,8 @@ def parse_responses(body: Mapping[str, Any]) -> CallRequest:
 
 def _messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The items of the input as messages: a text and the calls behind it are one."""
-    given = body.get("input")
-    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    content = body.get("input")
+    items = [{"role": "user", "content": content}] if isinstance(content, str) else content
     if not isinstance(items, list) or not items:
         raise BadCall("input is missing or empty; expected a text or a list of items", param="input")
     messages: list[dict[str, Any]] = []
@@ -119,8 +119,8 @@ def _items(name: str, choice: Choice) -> list[dict[str, Any]]:
     if choice.content or not choice.tool_calls:
         items.append(_message(name, choice.content))
     for call in choice.tool_calls:
-        said = {"call_id": call.id, "name": call.name, "arguments": call.arguments}
-        items.append({"type": "function_call", "id": f"fc_{call.id}", "status": "completed", **said})
+        fields = {"call_id": call.id, "name": call.name, "arguments": call.arguments}
+        items.append({"type": "function_call", "id": f"fc_{call.id}", "status": "completed", **fields})
     return items
 
 

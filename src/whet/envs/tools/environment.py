@@ -78,7 +78,7 @@ def _text(value: Any) -> str:
     # what stands alone keeps its own text
     default = _json_part if isinstance(value, dict | list | tuple) else None
     makers: list[Callable[[Any], str]] = [
-        lambda given: json.dumps(given, ensure_ascii=False, default=default),
+        lambda value: json.dumps(value, ensure_ascii=False, default=default),
         str,
         repr,
     ]
@@ -189,9 +189,9 @@ class CallFormat:
 
 def _first_opening(text: str, opening: str) -> int:
     """Where the opening stands in a text, whole or as the text's end; the text's length where it does not."""
-    found = text.find(opening)
-    if found >= 0:
-        return found
+    index = text.find(opening)
+    if index >= 0:
+        return index
     sizes = range(min(len(opening), len(text)), 0, -1)
     return len(text) - next((size for size in sizes if text.endswith(opening[:size])), 0)
 
@@ -291,10 +291,10 @@ class ToolEnvironment:
             await side_by_side([run(chain) for chain in chains.values()])
         return [answer for answer in answers if answer is not None]
 
-    async def _answer(self, call: ToolCall, place: int) -> _Answer:
+    async def _answer(self, call: ToolCall, index: int) -> _Answer:
         if not call.name:
             return _failure(f"the call cannot be read; expected {self._format.expected}", "malformed_calls")
-        if place >= self._most_calls:
+        if index >= self._most_calls:
             return _failure(f"not run: a turn may have {self._most_calls} calls", "tool_calls", "tool_errors")
         tool = self._tools.get(call.name)
         if tool is None:

@@ -186,11 +186,11 @@ class LabelLoss:
         if batch.weight is not None:
             row_cost = row_cost * batch.weight.to(row_cost.dtype)
         value = row_cost.sum() / max(totals.rows if self.even_completions else totals.labels, 1)
-        said, truth = exact.detach() > 0, label > 0.5
+        predicted, truth = exact.detach() > 0, label > 0.5
         watched = {
-            "accuracy": said == truth,
+            "accuracy": predicted == truth,
             "right_labels": truth,
-            "right_said": said,
+            "right_said": predicted,
             "squared_error": (torch.sigmoid(exact.detach()) - label).square(),
         }
         sums = {

@@ -21,9 +21,9 @@ def add_routes(app: BoardApp, board: Board) -> None:
 
     def page(request: BoardRequest) -> BoardResponse:
         folder = board.find(request.path["run"], COMPARISON)
-        all_runs = [each for each in board.found().values() if each.kind == RUN]
-        runs = [board.glance(each) for each in all_runs if each.parent == folder.id]
-        addresses = {each.place: f"/run/{each.id}" for each in all_runs}
+        all_runs = [folder for folder in board.found().values() if folder.kind == RUN]
+        runs = [board.glance(run) for run in all_runs if run.parent == folder.id]
+        addresses = {run.place: f"/run/{run.id}" for run in all_runs}
         shown = comparison_page_values(
             read_comparison(folder) or MethodComparison((), (), ()),
             lambda run: addresses.get(normpath(f"{folder.place}/{run.folder}"), ""),
@@ -35,8 +35,8 @@ def add_routes(app: BoardApp, board: Board) -> None:
             "compare.html",
             **shown | {"about": (folder.group, *shown["about"])},
             run=folder,
-            runs=[row(each) for each in runs],
-            ids=",".join(each.id for each in runs[:24]),
+            runs=[row(run) for run in runs],
+            ids=",".join(run.id for run in runs[:24]),
             has_report=file_state(folder.path / COMPARE_REPORT) is not None,
         )
 

@@ -45,12 +45,12 @@ class FileState:
 def file_state(path: Path | str) -> FileState | None:
     """None where there is no regular file."""
     try:
-        found = os.stat(path, follow_symlinks=False)
+        status = os.stat(path, follow_symlinks=False)
     except (OSError, ValueError):
         return None
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         return None
-    return FileState(found.st_size, found.st_mtime_ns, (found.st_dev, found.st_ino))
+    return FileState(status.st_size, status.st_mtime_ns, (status.st_dev, status.st_ino))
 
 
 def open_file(path: Path) -> BinaryIO | None:
@@ -80,7 +80,7 @@ def read_small(path: Path, most: int = MOST_SMALL) -> bytes | None:
 
 def visible(text: str) -> str:
     """The text with such characters as their code, like <U+202E>."""
-    return UNSEEN.sub(lambda found: f"<U+{ord(found[0]):04X}>", text)
+    return UNSEEN.sub(lambda match: f"<U+{ord(match[0]):04X}>", text)
 
 
 @dataclass
@@ -127,8 +127,8 @@ class GrowingLog:
             self._forget()
             return LogPart(is_anew=was_read)
         with file:
-            found = os.fstat(file.fileno())
-            identity, size = (found.st_dev, found.st_ino), found.st_size
+            status = os.fstat(file.fileno())
+            identity, size = (status.st_dev, status.st_ino), status.st_size
             part = LogPart()
             if not self._still_stands(file.fileno(), identity, size):
                 part.is_anew = self._identity is not None
@@ -199,11 +199,11 @@ def last_lines(path: Path, count: int, block: int = 1 << 16) -> list[tuple[int, 
             if start == 0 or len(lines) > count or block >= LONGEST:
                 break
             block *= 4
-    place, found = start, []
+    offset, offset_lines = start, []
     for line in lines:
-        found.append((place, line))
-        place += len(line) + 1
-    return (found[1:] if start else found)[-count:]
+        offset_lines.append((offset, line))
+        offset += len(line) + 1
+    return (offset_lines[1:] if start else offset_lines)[-count:]
 
 
 def spaced_lines(path: Path, count: int, block: int = 1 << 13) -> list[tuple[int, bytes]]:
@@ -211,7 +211,7 @@ def spaced_lines(path: Path, count: int, block: int = 1 << 13) -> list[tuple[int
     file = open_file(path)
     if file is None or count < 1:
         return []
-    found: dict[int, bytes] = {}
+    by_offset: dict[int, bytes] = {}
     with file:
         size = os.fstat(file.fileno()).st_size
         for number in range(count):
@@ -225,8 +225,8 @@ def spaced_lines(path: Path, count: int, block: int = 1 << 13) -> list[tuple[int
                     break
             end = content.find(b"\n", begin)
             if (begin or not start) and end >= 0:
-                found[max(0, start - 1) + begin] = content[begin:end]
-    return sorted(found.items())
+                by_offset[max(0, start - 1) + begin] = content[begin:end]
+    return sorted(by_offset.items())
 
 
 @dataclass(frozen=True)
@@ -250,26 +250,26 @@ class FoundFolder:
         return self.place.rpartition("/")[0]
 
 
-def folder_id(kind: str, place: str) -> str:
+def folder_id(kind: str, relative: str) -> str:
     """The opaque id of what lies at a place."""
-    return hashlib.sha256(f"{kind}\n{place}".encode("utf-8", "surrogateescape")).hexdigest()[:14]
+    return hashlib.sha256(f"{kind}\n{relative}".encode("utf-8", "surrogateescape")).hexdigest()[:14]
 
 
 def found_folders(root: Path) -> dict[str, FoundFolder]:
     """Everything below the root, by id, in the order of its place."""
-    found: dict[str, FoundFolder] = {}
+    folders: dict[str, FoundFolder] = {}
     for folder in _walk(root):
-        found[folder.id] = folder
-        if len(found) >= MOST_FOUND:
+        folders[folder.id] = folder
+        if len(folders) >= MOST_FOUND:
             break
-    return found
+    return folders
 
 
 def _walk(root: Path) -> Iterator[FoundFolder]:
     owners: dict[str, str] = {}  # place of a pipeline or comparison -> its id
     start = len(os.path.join(root, ""))
-    for place, names, files in os.walk(root):  # links to folders are not followed
-        relative = place[start:].replace(os.sep, "/") or "."
+    for path, names, files in os.walk(root):  # links to folders are not followed
+        relative = path[start:].replace(os.sep, "/") or "."
         deep = 0 if relative == "." else relative.count("/") + 1
         hidden = IN_RUNS if SIGNS[RUN] in files else frozenset()
         names[:] = (
@@ -281,16 +281,16 @@ def _walk(root: Path) -> Iterator[FoundFolder]:
         parent = _owner(owners, relative)
         for kind, sign in SIGNS.items():
             if sign in present:
-                each = FoundFolder(folder_id(kind, relative), kind, Path(place), relative, parent)
+                folder = FoundFolder(folder_id(kind, relative), kind, Path(path), relative, parent)
                 if kind in (PIPELINE, COMPARISON):
-                    owners[relative] = each.id
-                yield each
+                    owners[relative] = folder.id
+                yield folder
 
 
-def _owner(owners: Mapping[str, str], place: str) -> str:
+def _owner(owners: Mapping[str, str], relative: str) -> str:
     """The nearest pipeline or comparison around a place."""
-    while "/" in place:
-        place = place.rpartition("/")[0]
-        if place in owners:
-            return owners[place]
+    while "/" in relative:
+        relative = relative.rpartition("/")[0]
+        if relative in owners:
+            return owners[relative]
     return owners.get(".", "")

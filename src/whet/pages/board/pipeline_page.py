@@ -25,7 +25,7 @@ def add_routes(app: BoardApp, board: Board) -> None:
 
     def page(request: BoardRequest) -> BoardResponse:
         folder = board.find(request.path["run"], PIPELINE)
-        runs = [each for each in board.look().values() if each.kind == RUN and each.parent == folder.id]
+        runs = [run for run in board.look().values() if run.kind == RUN and run.parent == folder.id]
         summary = read_pipeline(folder)
         values: dict[str, Any] = {"title": folder.name, "verdict": NOT_YET}
         if summary is not None:

@@ -224,7 +224,7 @@ def first_look(path: Path) -> ReadState:
 def take_lines(state: ReadState, lines: Sequence[tuple[int, bytes]]) -> None:
     """Add lines of metrics.jsonl; one that is neither a step nor an evaluation is counted."""
     steps, places, rows = [], [], []
-    for place, text in lines:
+    for offset, text in lines:
         if not text.strip():
             continue
         line = recorded_line(text)
@@ -235,11 +235,11 @@ def take_lines(state: ReadState, lines: Sequence[tuple[int, bytes]]) -> None:
                 state.evals.append(line if state.num_scores <= MOST_SCORES else replace(line, scores={}))
         elif line is None:
             state.num_damaged += 1
-            state.first_damaged = place if state.first_damaged < 0 else state.first_damaged
+            state.first_damaged = offset if state.first_damaged < 0 else state.first_damaged
         else:
             _count(state, line)
             steps.append(float(line.step))
-            places.append(place)
+            places.append(offset)
             rows.append(step_columns(line))
     if rows:
         state.envelopes.add(steps, places, rows)
@@ -288,14 +288,14 @@ def _remarks(state: ReadState, summary: Mapping[str, Any]) -> list[str]:
     return remarks
 
 
-def is_newer(one: str, than: str) -> bool:
+def is_newer(version: str, than: str) -> bool:
     """Whether a version comes after another, by its numbers; False where it has none."""
 
     def parts(version: str) -> tuple[int, ...]:
         head = version.split("+")[0].split(".")
-        return tuple(int(each[:9]) for each in head if each.isascii() and each.isdigit())
+        return tuple(int(digits[:9]) for digits in head if digits.isascii() and digits.isdigit())
 
-    return parts(one) > parts(than) if parts(one) else False
+    return parts(version) > parts(than) if parts(version) else False
 
 
 def _spans(state: ReadState, record: RunRecord) -> tuple[FindingSpan, ...]:

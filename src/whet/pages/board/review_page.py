@@ -70,7 +70,7 @@ def add_routes(app: BoardApp, board: Board) -> None:
             verdict=review_verdict(review_counts(rows)) if rows else NOTHING,
             agreement=_agreement(rows) if rows else {},
             step=step,
-            listed=[_step_link(rows, each) for each in steps],
+            listed=[_step_link(rows, step) for step in steps],
             newer=steps[at - 1] if at > 0 else None,
             older=steps[at + 1] if at + 1 < len(steps) else None,
             marks=MARKS,

@@ -115,9 +115,9 @@ def stored_page(board: Board, folder: FoundFolder, name: str) -> BoardResponse:
     return BoardResponse(content, headers={"Content-Security-Policy": SANDBOX_POLICY})
 
 
-def _above(board: Board, found: FoundFolder) -> dict[str, str] | None:
+def _above(board: Board, folder: FoundFolder) -> dict[str, str] | None:
     """The pipeline or comparison that a run belongs to."""
-    parent = board.found().get(found.parent)
+    parent = board.found().get(folder.parent)
     if parent is None:
         return None
     address = f"/pipeline/{parent.id}" if parent.kind == PIPELINE else f"/comparison/{parent.id}"

@@ -353,14 +353,14 @@ class Board:
 
     def look(self) -> dict[str, FoundFolder]:
         """Everything below the folder now, by id."""
-        found = found_folders(self.folder)
+        folders = found_folders(self.folder)
         with self._lock:
-            self._found, self._looked = found, time.monotonic()
+            self._found, self._looked = folders, time.monotonic()
             for opened in (self._samples, self._readers):
-                for gone in opened.keys() - found.keys():
+                for gone in opened.keys() - folders.keys():
                     del opened[gone]  # type: ignore[attr-defined]
-        self._glances.update(folder for folder in found.values() if folder.kind == RUN)
-        return found
+        self._glances.update(folder for folder in folders.values() if folder.kind == RUN)
+        return folders
 
     def found(self) -> dict[str, FoundFolder]:
         """Everything below the folder when it was last looked at."""
@@ -370,12 +370,12 @@ class Board:
     def find(self, run: str, *kinds: str) -> FoundFolder:
         """What an id stands for; a refusal where nothing has that id, or something of another kind."""
         with self._lock:
-            each = self._found.get(run)
-        if each is None or not each.path.is_dir():
-            each = self.look().get(run)  # it may be new, or gone
-        if each is None or (kinds and each.kind not in kinds):
+            folder = self._found.get(run)
+        if folder is None or not folder.path.is_dir():
+            folder = self.look().get(run)  # it may be new, or gone
+        if folder is None or (kinds and folder.kind not in kinds):
             raise Refusal(404, "there is no such run on this board; it may have been deleted or moved")
-        return each
+        return folder
 
     def reader(self, run: str) -> RunReader:
         """What is known of a run, found by its id; it is kept up while the run is looked at."""
@@ -393,9 +393,9 @@ class Board:
         self.watcher.wake()
         return newest
 
-    def glance(self, found: FoundFolder) -> RunGlance:
+    def glance(self, folder: FoundFolder) -> RunGlance:
         """A run in one line; it is read again only when its files changed, or when it may have been killed."""
-        return self._glances.one(found)
+        return self._glances.one(folder)
 
     def runs(self, seconds: float = math.inf) -> tuple[list[RunGlance], int]:
         """Every run that could be read within so long, the newest first, and how many are still to be read."""
@@ -442,9 +442,9 @@ class Board:
 
 @cache
 def _assets() -> dict[str, Path]:
-    found = {path.name: path for folder in ASSETS if folder.is_dir() for path in sorted(folder.iterdir())}
+    assets = {path.name: path for folder in ASSETS if folder.is_dir() for path in sorted(folder.iterdir())}
     sheets = (Path(__file__).parents[1] / "templates").glob("*.css")
-    return {**found, **{path.name: path for path in sorted(sheets)}}
+    return {**assets, **{path.name: path for path in sorted(sheets)}}
 
 
 @cache

@@ -44,12 +44,12 @@ def experiments() -> tuple[Experiment, ...]:
 
 def experiment_named(name: str) -> Experiment:
     """The experiment of that name; an error that names the nearest where there is none."""
-    found = {experiment.name: experiment for experiment in experiments()}
-    if name not in found:
+    known = {experiment.name: experiment for experiment in experiments()}
+    if name not in known:
         raise WhetError(
-            f"no experiment is called {name[:40]!r}{did_you_mean(name[:40], found)}; give {', '.join(found)}"
+            f"no experiment is called {name[:40]!r}{did_you_mean(name[:40], known)}; give {', '.join(known)}"
         )
-    return found[name]
+    return known[name]
 
 
 COLUMNS = ("x", "y", "low", "high")
@@ -72,17 +72,17 @@ class ValuePool:
         return self._numbers[text]
 
 
-def packed(experiments: Iterable[Experiment], said: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
-    """All tables over all grids. `said` hears of each experiment."""
+def packed(experiments: Iterable[Experiment], report: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+    """All tables over all grids. `report` hears of each experiment."""
     columns, frames, charts, notes = (ValuePool() for _ in range(4))
     written = []
     for experiment in experiments:
         tables = []
         for record in (experiment.table(settings).record() for settings in experiment.grid()):
-            drawn = [_packed_chart(each, columns, frames, charts) for each in record.pop("charts")]
+            drawn = [_packed_chart(table, columns, frames, charts) for table in record.pop("charts")]
             tables.append([notes.number(record), *drawn])
         written.append({**experiment.record(), "tables": tables})
-        said(f"{experiment.name}: {len(tables)} tables")
+        report(f"{experiment.name}: {len(tables)} tables")
     return {
         "columns": columns.values,
         "frames": frames.values,
@@ -141,20 +141,20 @@ def written_tables(page: str) -> Mapping[str, Any]:
     return json.loads(gzip.decompress(base64.b64decode(held)))
 
 
-def write_static_page(path: Path, said: Callable[[str], None] = lambda _: None) -> Path:
+def write_static_page(path: Path, report: Callable[[str], None] = lambda _: None) -> Path:
     """Compute every table and write the page."""
-    return write_atomically(path, static_page(packed(experiments(), said)))
+    return write_atomically(path, static_page(packed(experiments(), report)))
 
 
 def rewrite_static_page(path: Path) -> Path:
     """The page with its tables as they are, and everything else as it is today."""
     record = dict(written_tables(path.read_text(encoding="utf-8")))
-    kept = {each["name"]: each for each in record["experiments"]}
+    previous = {experiment["name"]: experiment for experiment in record["experiments"]}
     described = []
     for experiment in experiments():
         today = json.loads(json.dumps(experiment.record()))
-        if kept.get(experiment.name, {}).get("controls") != today["controls"]:
+        if previous.get(experiment.name, {}).get("controls") != today["controls"]:
             raise WhetError(f"the controls of {experiment.name} have changed: compute the tables anew")
-        described.append({**today, "tables": kept[experiment.name]["tables"]})
+        described.append({**today, "tables": previous[experiment.name]["tables"]})
     columns = rounded(record["columns"], PLACE_DIGITS)
     return write_atomically(path, static_page({**record, "columns": columns, "experiments": described}))

@@ -94,10 +94,12 @@ def story_of(
     change = (evaluations or Evaluations()).change
     if evaluations is not None and evaluations.gain > 0:
         return Story("well", f"{change[0].upper()}{change[1:]}")
-    said = "no rule finds a problem"
+    reason = "no rule finds a problem"
     if evaluations is not None and evaluations.gain < 0:
-        said = "one in twenty runs in which nothing changes shows as much: evaluate on more prompts to tell"
-    return Story("unclear", f"{change[0].upper()}{change[1:]}; {said}" if change else f"{said[0].upper()}{said[1:]}")
+        reason = "one in twenty runs in which nothing changes shows as much: evaluate on more prompts to tell"
+    return Story(
+        "unclear", f"{change[0].upper()}{change[1:]}; {reason}" if change else f"{reason[0].upper()}{reason[1:]}"
+    )
 
 
 def _nearness(span: FindingSpan) -> tuple[int, bool, int]:

@@ -60,10 +60,10 @@ class TensorBoardTracker:
         if step.samples:
             texts = []
             for sample in step.samples:
-                said = "\n\n".join(
+                transcript = "\n\n".join(
                     f"**{message['role']}**\n\n{_indented(message['content'])}" for message in messages(sample)
                 )
-                texts.append(f"{_facts_line(sample_facts(sample))}\n\n{said}")
+                texts.append(f"{_facts_line(sample_facts(sample))}\n\n{transcript}")
             writer.add_text("completions", "\n\n---\n\n".join(texts), step.step)
         writer.flush()
 

@@ -127,8 +127,8 @@ def sample_facts(sample: Mapping[str, Any]) -> dict[str, Any]:
 
 def sample_cells(sample: Mapping[str, Any]) -> list[Any]:
     """A sample as a row of a table with `COLUMNS`; a column has one type, or nothing."""
-    said = messages(sample)[1:]
-    completion = said[0]["content"] if len(said) == 1 else "\n\n".join(f"[{m['role']}] {m['content']}" for m in said)
+    turns = messages(sample)[1:]
+    completion = turns[0]["content"] if len(turns) == 1 else "\n\n".join(f"[{m['role']}] {m['content']}" for m in turns)
     parts = ", ".join(f"{name} {value}" for name, value in (sample.get("parts") or {}).items())
     answer = "" if sample.get("answer") is None else shortened(str(sample["answer"]))
     return [

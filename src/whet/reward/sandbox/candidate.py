@@ -125,11 +125,11 @@ class CandidateServer(Peer):
         logging.getLogger().setLevel(1)  # which of them are of interest is for the tests to say
 
     def _find(self, names: list[str]) -> dict[str, Any]:
-        found = {}
+        by_name = {}
         for name in names:
             with contextlib.suppress(Exception):
-                found[name] = self.named(name)
-        return found
+                by_name[name] = self.named(name)
+        return by_name
 
     def _wait(self, awaitable: Any) -> tuple[bool, Any]:
         """Let the code's tasks run for a moment; whether this one is done, and its result."""
@@ -225,6 +225,6 @@ def _loaded(channel: int, prelude: str, sources: Sequence[str]) -> CandidateServ
     except BaseException as error:
         wire.send(channel, {"error": [kind.__name__ for kind in type(error).__mro__], "text": _described(error)[-500:]})
         os._exit(1)
-    kept = {name: kind for name, kind in shared.items() if vars(module).get(name) is kind}
+    own_classes = {name: kind for name, kind in shared.items() if vars(module).get(name) is kind}
     wire.send(channel, {"loaded": True})
-    return CandidateServer(channel, module, kept)
+    return CandidateServer(channel, module, own_classes)

@@ -196,7 +196,7 @@ def _prepared_tests(setup: str, tests: tuple[str, ...], program: str, entry_poin
     """What the trainer works out of tests for the process that runs them, once: many jobs have the same tests."""
     try:
         read = suite.read_suite(program or "\n".join([setup, *tests]))
-        suites = [suite.prepared_suite(program)] if program else [suite.prepared_suite(each, True) for each in tests]
+        suites = [suite.prepared_suite(program)] if program else [suite.prepared_suite(test, True) for test in tests]
         start = suite.compiled(ast.parse(setup))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         read, suites, start = suite.read_suite(""), [], suite.raising(error)

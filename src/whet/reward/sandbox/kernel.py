@@ -60,7 +60,7 @@ def _call(number: int, *arguments: object) -> int:
     if _libc is None:
         raise OSError(0, "not Linux")
     # syscall() is variadic: plain Python integers would be passed as 32 bits
-    wide = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
+    wide = [ctypes.c_long(argument) if isinstance(argument, int) else argument for argument in arguments]
     return _checked(int(_libc.syscall(ctypes.c_long(number), *wide)), f"system call {number}")
 
 
@@ -100,8 +100,8 @@ def make_read_only(target: str) -> None:
     try:
         _call(MOUNT_SETATTR, -100, target.encode(), AT_RECURSIVE, ctypes.c_char_p(attributes), len(attributes))
     except OSError:
-        kept = os.statvfs(target).f_flag & (NO_SUID | NO_DEVICES | NO_EXEC)
-        mount("none", target, "", BIND | REMOUNT | READ_ONLY | kept)
+        flags = os.statvfs(target).f_flag & (NO_SUID | NO_DEVICES | NO_EXEC)
+        mount("none", target, "", BIND | REMOUNT | READ_ONLY | flags)
 
 
 def enter_root(folder: str) -> None:
@@ -121,10 +121,10 @@ def die_with_parent() -> None:
     control(SET_DEATH_SIGNAL, signal.SIGKILL)
 
 
-def close_all_but(kept: Iterable[int]) -> None:
+def close_all_but(descriptors: Iterable[int]) -> None:
     """Close every descriptor from 3 on except these."""
     low = 3
-    for number in [*sorted(set(kept) - {0, 1, 2}), None]:
+    for number in [*sorted(set(descriptors) - {0, 1, 2}), None]:
         high = 0xFFFFFFFF if number is None else number - 1
         if low <= high:
             try:

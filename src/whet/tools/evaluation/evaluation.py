@@ -208,7 +208,7 @@ def eval_setup(
             "no held-out prompts are known for this model; give --data (data= in Python): task:NAME, a file or "
             "hub:owner/name"
         )
-    parts = build_reward_parts(config, wanted=scored, given=rewards)
+    parts = build_reward_parts(config, wanted=scored, provided=rewards)
     chosen = scorable_prompts(chosen, parts, config.data)
     style = style or PromptStyle()
     examples = examples_for(config, style, prompts)

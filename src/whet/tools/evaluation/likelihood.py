@@ -46,10 +46,10 @@ def check_choices(config: EvaluationConfig, plan: EvalPlan) -> None:
         "data.limit": bool(config.data.limit),
         "--env": not config.env.is_single,
     }
-    given = [name for name, is_given in unused.items() if is_given]
-    if given:
+    names = [name for name, is_given in unused.items() if is_given]
+    if names:
         raise WhetError(
-            f"{given[0]} has no effect on {config.eval.source}: its choices are scored as plain text by their "
+            f"{names[0]} has no effect on {config.eval.source}: its choices are scored as plain text by their "
             "log-likelihood, and nothing is written; drop it"
         )
     if is_served(config):

@@ -172,7 +172,7 @@ def _reward_model(config: Config) -> ModelShape | None:
         folders: Sequence[Any] = folder if isinstance(folder, list | tuple) else [folder]
         shapes += [_folder_or_none(name) for name in folders if isinstance(name, str)]
     known = [shape for shape in shapes if shape is not None]
-    return max(known, key=lambda each: each.weights, default=None)
+    return max(known, key=lambda shape: shape.weights, default=None)
 
 
 def _teacher(config: Config) -> ModelShape | None:

@@ -169,10 +169,10 @@ def _model(work: Workload, whose: str, samples: bool) -> Iterator[MemoryLine]:
     """Weights as they are kept, and what the products read: the same where that is bf16, else a copy."""
     shape, count = work.shape, work.shape.weights
     if work.ranks > 1:
-        share, said = _shards(work)
+        share, note = _shards(work)
         size = 4 if work.matrix_type == "float32" else 2
         name = "fp32" if size == 4 else "bf16"
-        yield MemoryLine(f"{whose}: weights in shards, {name}", size * share * count, _times(count, size) + said)
+        yield MemoryLine(f"{whose}: weights in shards, {name}", size * share * count, _times(count, size) + note)
         return
     if work.matrix_type == "float32":
         yield MemoryLine(f"{whose}: weights, fp32", 4 * count, _times(count, 4))
@@ -197,15 +197,15 @@ def _states(work: Workload, whose: str, trained: int) -> Iterator[MemoryLine]:
     """What learning adds: gradients as the weights are kept, and AdamW's moments."""
     narrow = work.weights == "bfloat16" and not work.lora_rank
     size, name = (2, "bf16") if narrow else (4, "fp32")
-    share, said = _shards(work)
-    yield MemoryLine(f"{whose}: gradients, {name}", size * share * trained, _times(trained, size) + said)
+    share, note = _shards(work)
+    yield MemoryLine(f"{whose}: gradients, {name}", size * share * trained, _times(trained, size) + note)
     bytes_per_weight, kind = 8.0, "fp32"
     if work.moments == "int8":
         bytes_per_weight, kind = 2 + 8 / 256, "int8"  # two bytes, and two scales of four bytes for 256 numbers
     yield MemoryLine(
         f"{whose}: AdamW's two moments, {kind}",
         bytes_per_weight * share * trained,
-        _times(trained, bytes_per_weight) + said,
+        _times(trained, bytes_per_weight) + note,
     )
 
 

@@ -103,7 +103,7 @@ def compare(
     is_stopped, failures = False, {}
     try:
         # seed by seed: whenever this is interrupted, the methods have about as many runs each
-        for number, entry in enumerate(sorted(entries, key=lambda each: each.seed), 1):
+        for number, entry in enumerate(sorted(entries, key=lambda run: run.seed), 1):
             words = "already finished"
             if not entry.is_finished:
                 words, complaint = _train(entry, layer)

@@ -116,7 +116,7 @@ class Attack:
     @property
     def holes(self) -> tuple[StrategyResult, ...]:
         """Strategies that were paid more than honest wrong completions, the most successful first."""
-        return tuple(sorted((result for result in self.results if result.paid), key=lambda each: -len(each.paid)))
+        return tuple(sorted((result for result in self.results if result.paid), key=lambda hole: -len(hole.paid)))
 
     @property
     def tried(self) -> int:
@@ -139,11 +139,11 @@ def attack_text(attack: Attack) -> str:
     for result in attack.results:
         state, paid = "PAID" if result.paid else "held", len(result.paid)
         lines.append(f"  {state}  {result.name:{width}}  {paid:>4} of {result.tried:<4}  {result.kind}")
-    for each in attack.holes:
-        example = max(each.paid, key=lambda paid: paid.reward - paid.honest_reward)
+    for hole in attack.holes:
+        example = max(hole.paid, key=lambda paid: paid.reward - paid.honest_reward)
         lines += [
             "",
-            f"{each.name}: paid {example.reward:.3g}, an honest wrong completion {example.honest_reward:.3g}",
+            f"{hole.name}: paid {example.reward:.3g}, an honest wrong completion {example.honest_reward:.3g}",
             f"  question  {_cut(example.question)}",
             *([f"  gold      {_cut(example.answer)}"] if example.answer else []),
             f"  completion     {_cut(example.completion)}",

@@ -40,21 +40,21 @@ DEFENCES = (*ROWS["defences"], *ROWS["defences.suspicion"])
 
 
 def build_reward_parts(
-    config: Config | EvaluationConfig, wanted: bool, given: Sequence[RewardPart] | None = None
+    config: Config | EvaluationConfig, wanted: bool, provided: Sequence[RewardPart] | None = None
 ) -> list[RewardPart]:
-    """The config's rewards, its template's, or the task's own; `given` are made in Python, and stand for the config's.
+    """The config's rewards, its template's, or the task's own; `provided`, made in Python, replace the config's.
 
     Defences and checks are the same for all of them.
     """
     section, source = config.reward, config.data.parsed_source
-    if (section.parts or given) and section.template:
+    if (section.parts or provided) and section.template:
         raise WhetError("reward.template and reward.parts both name the rewards; give one of them")
     if section.template:
         named = template(section.template)
         if section.format_first:
             named = format_first(named, until=section.format_first)
-    elif given is not None:
-        named = tuple(given)
+    elif provided is not None:
+        named = tuple(provided)
     elif section.parts:
         named = tuple(_part_of(part) for part in section.parts)
     elif config.env.name or config.env.agent:
@@ -78,7 +78,7 @@ def build_reward_parts(
     else:
         return []
     paid = [getattr(part.reward, "name", part.reward) for part in named]
-    if (section.parts or given) and OWN_REWARD not in paid and adds_own_reward(config):
+    if (section.parts or provided) and OWN_REWARD not in paid and adds_own_reward(config):
         named = (*named, RewardPart(OWN_REWARD))
     if section.format_first and not section.template:
         raise WhetError("reward.format_first changes the weights of a template; give reward.template, or drop it")

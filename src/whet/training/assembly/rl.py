@@ -95,8 +95,8 @@ def build_demonstrations(
     first = having[0]
     encode(Demonstration(first, text(first) or ""))  # a template that cannot write one is refused now
     count = "every prompt has one" if len(having) == len(prompts) else f"{len(having)} of {len(prompts)} prompts"
-    said = f"{count}; imitated together with the policy's own completions, unless too long for the context"
-    return DemonstrationSource(text, encode, runtime.loaded.context, said)
+    description = f"{count}; imitated together with the policy's own completions, unless too long for the context"
+    return DemonstrationSource(text, encode, runtime.loaded.context, description)
 
 
 def build_plain_objective(config: PolicyConfig) -> Objective:

@@ -46,10 +46,10 @@ if TYPE_CHECKING:
 AnyConfig = TypeVar("AnyConfig", bound=Config)
 
 
-def add_configured_adapters(config: Config, model: Any, kept: torch.dtype = torch.float32) -> dict[str, str]:
+def add_configured_adapters(config: Config, model: Any, dtype: torch.dtype = torch.float32) -> dict[str, str]:
     """Put adapters on the model where the config asks for them; the line about them for the run's facts.
 
-    `kept` is how the weights were read: below float32 adapters are kept apart from them.
+    `dtype` is how the weights were read: below float32 adapters are kept apart from them.
     """
     lora = config.model.lora
     if not lora.rank:
@@ -61,7 +61,7 @@ def add_configured_adapters(config: Config, model: Any, kept: torch.dtype = torc
     layers = add_adapters(
         model,
         LowRank(lora.rank, lora.alpha, lora.target_modules, config.seed),
-        merged=kept == torch.float32,
+        merged=dtype == torch.float32,
         pack=pack_four_bits if lora.base == "4bit" else None,
     )
     learned = sum(factor.numel() for factor in adapter_factors(model).values())

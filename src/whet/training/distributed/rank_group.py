@@ -422,7 +422,7 @@ class RankGroup:
     def _wait_for(self, name: str) -> str:
         """A text that another rank is about to give, unless it ends before."""
         until = time.monotonic() + self._timeout
-        said = time.monotonic() + 5.0
+        slow_from = time.monotonic() + 5.0
         while not self._post.has(name):
             cause = self.heart.cause
             if cause is not None:
@@ -434,7 +434,7 @@ class RankGroup:
                     f"{who} of {self.launch.size} did not come to {self.launch.address}:{self.launch.port} in "
                     f"{self._timeout:g} s; start every rank, with the same MASTER_ADDR and MASTER_PORT"
                 )
-            time.sleep(POLL if time.monotonic() < said else 10 * POLL)
+            time.sleep(POLL if time.monotonic() < slow_from else 10 * POLL)
         return self._post.take(name)
 
     def connect(self, device: torch.device, timeout: float) -> Ranks:
@@ -523,12 +523,12 @@ class OtherRankEnded(Exception):
     """Another rank cannot go on, so this one cannot either. The message names it, with its own error."""
 
 
-def disagreement(found: Sequence[Mapping[str, str]], fix: str) -> str:
+def disagreement(by_rank: Sequence[Mapping[str, str]], fix: str) -> str:
     """One line on what differs and on which ranks; empty where nothing does."""
     phrases = []
-    for name in dict.fromkeys(name for facts in found for name in facts):
+    for name in dict.fromkeys(name for facts in by_rank for name in facts):
         holders: dict[str, list[int]] = {}
-        for rank, facts in enumerate(found):
+        for rank, facts in enumerate(by_rank):
             if name in facts:
                 holders.setdefault(facts[name], []).append(rank)
         if len(holders) > 1:

@@ -67,9 +67,9 @@ class Ranks:
         answers = self.gather((None if error is None else _in_words(error), value))
         if error is not None:
             raise error
-        for rank, (said, _) in enumerate(answers):
-            if said is not None:
-                raise OtherRankFailed(rank, said)
+        for rank, (failure, _) in enumerate(answers):
+            if failure is not None:
+                raise OtherRankFailed(rank, failure)
         return [answer for _, answer in answers]  # type: ignore[misc]
 
     def first(self, work: Callable[[], T]) -> T:
@@ -122,7 +122,7 @@ class Ranks:
         price = [sum(costs[row] for row in rows) for rows in units]
         shares: list[list[int]] = [[] for _ in range(self.size)]
         loads = [0.0] * self.size
-        for unit in sorted(range(len(units)), key=lambda each: (-price[each], each)):
+        for unit in sorted(range(len(units)), key=lambda number: (-price[number], number)):
             least = min(range(self.size), key=lambda rank: (loads[rank], len(shares[rank]), rank))
             shares[least] += units[unit]
             loads[least] += price[unit]

@@ -121,10 +121,11 @@ class RequestShares:
         if not engines:
             return
         load = {
-            engine: sum(_most_tokens(one, budget) for one in self._given.get(engine, {}).values()) for engine in engines
+            engine: sum(_most_tokens(request, budget) for request in self._given.get(engine, {}).values())
+            for engine in engines
         }
         for group in self._groups():
-            chosen = min(engines, key=lambda each: (load[each], each))
+            chosen = min(engines, key=lambda engine: (load[engine], engine))
             for number in group:
                 request = self._waiting.pop(number)
                 self._given.setdefault(chosen, {})[number] = request

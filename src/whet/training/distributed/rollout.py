@@ -106,9 +106,9 @@ class FirstRankEngine:
     def load(self, weights: Mapping[str, Any], version: int) -> None:
         gathered = {}
         for name, value in weights.items():
-            one = whole(value)
+            full = whole(value)
             if self._engine is not None:
-                gathered[name] = one
+                gathered[name] = full
         if self._engine is not None:
             self._engine.load(gathered, version)
 
