@@ -316,6 +316,7 @@ class Sample:
     def scored(
         self, parts: Mapping[str, float], reward: float | None, extra: Mapping[str, Any] | None = None
     ) -> Sample:
+        """A copy with what a reward gave: its parts, their total, and values for the log."""
         # as `replace`, which asks every field: the GPU waits while the completions of a step are scored
         scored = object.__new__(type(self))
         scored.__dict__.update(
@@ -325,6 +326,7 @@ class Sample:
 
     @cached_property
     def num_actions(self) -> int:
+        """How many tokens the policy chose."""
         return int(self.action.sum())
 
     @property
@@ -405,6 +407,7 @@ class TokenBatch:
 
     @property
     def num_sequences(self) -> int:
+        """The number of rows of the batch, N."""
         return self.tokens.shape[0]
 
     @property

@@ -66,6 +66,7 @@ class Calls:
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
+        """The calls that could be read, without those whose text was broken."""
         return tuple(call for call in self.announced if call is not BROKEN)
 
 

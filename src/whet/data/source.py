@@ -84,10 +84,12 @@ class DataSource:
 
     @property
     def is_task(self) -> bool:
+        """Whether a task of whet's own makes the rows."""
         return self.kind is SourceKind.TASK
 
     @property
     def is_gym(self) -> bool:
+        """Whether a reasoning-gym data set makes the rows."""
         return self.kind is SourceKind.GYM
 
     @property

@@ -121,9 +121,11 @@ class UnmergedLinear(AdaptedLinear):
         return base.to(self.down.dtype, copy=True).addmm_(self.up, self.down, alpha=self.scale).to(base.dtype)
 
     def merge(self) -> None:
+        """Apply the adapter again after `unmerge`."""
         self.on = True
 
     def unmerge(self) -> None:
+        """Compute with the base weights alone, as the reference model does."""
         self.on = False
 
 

@@ -39,6 +39,7 @@ class Baseline(Component):
 
     @property
     def smallest_group(self) -> int:
+        """The fewest completions a group needs for this baseline to say anything."""
         return 1
 
     @abstractmethod

@@ -67,6 +67,7 @@ class Family(Generic[AnyObjective]):
 
     @property
     def components(self) -> dict[str, dict[str, type]]:
+        """The component classes of each axis, by name."""
         return {name: axis.components for name, axis in self.axes.items()}
 
 

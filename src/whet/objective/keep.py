@@ -54,6 +54,7 @@ class MixedOutcome(Keep):
 
     @property
     def most_rounds(self) -> int:
+        """How often a step may ask for more groups, at most."""
         return int(self.rounds)
 
     def __call__(self, outcomes: Sequence[float], staleness: int) -> bool:

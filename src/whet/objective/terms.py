@@ -233,6 +233,7 @@ class ImitateDemonstrations(Imitate):
 
     @property
     def rest(self) -> float:
+        """The share of the loss that is left for the policy's own completions."""
         return 1.0 - self.weight
 
     def tuned(self, memory: Memory) -> Imitate:
@@ -280,6 +281,7 @@ class Smooth(Component):
 
     @property
     def num_top(self) -> int:
+        """How many of the likeliest tokens are smoothed over; 0 for none."""
         return 0
 
     def pushed(self, advantage: Tensor, batch: TokenBatch, extras: Extras) -> Tensor:

@@ -42,6 +42,7 @@ class RolloutBuffer:
 
     @property
     def is_full(self) -> bool:
+        """Whether more groups wait than may be stale."""
         return len(self._waiting) > self.staleness
 
     def add(self, batch: RolloutBatch) -> None:

@@ -44,6 +44,7 @@ class CallBundle:
         self._last: list[Future[Any]] = []  # of each pool, behind all others
 
     def add(self, pool: CallPool, task: _Task) -> None:
+        """Add a task for a pool, which starts when the gathering ends."""
         self._tasks.setdefault(pool, deque()).append(task)
 
     @contextlib.contextmanager

@@ -76,6 +76,7 @@ class WholeRows:
         self._lengths = torch.zeros(0, dtype=torch.long)
 
     def begin(self, prompts: Sequence[tuple[int, ...]], prompt_of_row: Tensor) -> Tensor:
+        """Take in the prompts and return the logits of each row's first token."""
         device = self._lm.device
         width = max(map(len, prompts)) + self._budget
         padded = torch.tensor([prompt + (0,) * (width - len(prompt)) for prompt in prompts], device=device)
@@ -84,11 +85,13 @@ class WholeRows:
         return self._logits()
 
     def step(self, tokens: Tensor) -> Tensor:
+        """Append one token to each row and return the logits of the next."""
         self._rows.scatter_(1, self._lengths[:, None], tokens[:, None])
         self._lengths = self._lengths + 1
         return self._logits()
 
     def keep(self, rows: Tensor) -> None:
+        """Go on with these rows only, in this order."""
         self._rows, self._lengths = self._rows[rows], self._lengths[rows]
 
     def _logits(self) -> Tensor:
@@ -106,6 +109,7 @@ class OwnForward:
 
     @property
     def kind(self) -> str:
+        """The way this model is decoded, in words for the run's facts."""
         if self.reader is WholeRows:
             return "the model's own forward over whole rows, without a cache"
         return OWN_CACHE if self.mixes_lengths else f"{OWN_CACHE}, prompts of one length at a time"

@@ -107,6 +107,7 @@ class Replay:
 
     @property
     def passes(self) -> bool:
+        """Whether the engine's log-probabilities are within the limit; False where the gap is not a number."""
         return self.gap <= self.limit  # False where the gap is not a number
 
 

@@ -88,6 +88,7 @@ class StepEnvironment:
         return InitialObservation(opened(prompt, seen), state=self._state(seen))
 
     def step(self, completion: Completion) -> StepResult:
+        """Play the action that the completion names; an unreadable one is answered with why, and earns 0."""
         try:
             chosen = self._action(str(completion))
         except Exception as error:  # a function of the user's may fail on what the policy wrote: that is no action

@@ -119,6 +119,7 @@ class FunctionEpisode:
 
     @property
     def has_ended(self) -> bool:
+        """Whether the function has returned or raised."""
         return self._ended.is_set()
 
     def ask_to_end(self) -> None:
@@ -294,10 +295,12 @@ class AgentProgram:
 
     @property
     def has_ended(self) -> bool:
+        """Whether the process has ended."""
         return self._ended.is_set()
 
     @property
     def exit_code(self) -> int:
+        """What the process ended with; -1 while it runs."""
         code = self._process.returncode
         return -1 if code is None else code
 

@@ -38,6 +38,7 @@ class ModelServer:
 
     @property
     def address(self) -> str:
+        """The base URL that a client calls, with host and port."""
         return self._endpoint.address
 
     def start(self) -> None:

@@ -57,6 +57,7 @@ class ServerConnection:
 
     @property
     def is_dead(self) -> bool:
+        """Whether the server was started and no longer runs."""
         return self._has_started and (self._life is None or self._life.done())
 
     def start(self) -> None:

@@ -33,10 +33,12 @@ class PairBatch:
 
     @property
     def num_rows(self) -> int:
+        """The number of pairs, or of single completions where they are labelled."""
         return self.lengths.shape[0]
 
     @property
     def paired(self) -> bool:
+        """Whether rows are pairs of chosen and rejected; False where each completion has a label."""
         return self.label is None
 
     @property

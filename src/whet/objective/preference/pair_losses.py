@@ -83,6 +83,7 @@ class PairCurve(CostCurve):
     contrasts: ClassVar[bool] = True
 
     def share(self, scores: PairScores, totals: PairTotals) -> Tensor | float:
+        """Each pair counts one over the number of pairs of the whole optimizer step."""
         return 1 / max(totals.pairs, 1)
 
 
@@ -241,6 +242,7 @@ class CompletionCurve(CostCurve):
     anchors: ClassVar[bool] = True
 
     def share(self, scores: PairScores, totals: PairTotals) -> Tensor | float:
+        """Desirable and undesirable completions each count one over their number in the whole step."""
         return by_class(scores, 1 / max(totals.desirable, 1), 1 / max(totals.undesirable, 1))
 
 
@@ -271,6 +273,7 @@ class Prospect(CompletionCurve):
         return by_class(scores, self.desirable, self.undesirable) * lost
 
     def share(self, scores: PairScores, totals: PairTotals) -> Tensor | float:
+        """Each completion counts one over the number of all completions of the step."""
         return 1 / max(totals.desirable + totals.undesirable, 1)
 
     def words(self) -> str:

@@ -60,6 +60,7 @@ class BanditPolicy:
         self._mean, self._square = torch.zeros_like(start), torch.zeros_like(start)
 
     def logp(self) -> Tensor:
+        """The log-probability of each arm, per prompt."""
         return torch.log_softmax(self.logits, -1)
 
     def descend(self, loss: Tensor) -> None:
@@ -86,6 +87,7 @@ class BanditPolicy:
         return torch.cat([first, torch.zeros(len(arm), BUDGET - 1, dtype=torch.float64)], 1)
 
     def value(self, batch: TokenBatch, arm: Tensor) -> Tensor:
+        """[N, T]: what the critic expects, of the prompt at the first token and of the arm at the later ones."""
         prompt = _prompt(batch)
         later = self.later[prompt, arm][:, None].expand(-1, BUDGET - 1)
         return torch.cat([self.first[prompt][:, None], later], 1)

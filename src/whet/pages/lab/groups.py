@@ -32,6 +32,7 @@ def usable_baselines() -> list[str]:
 
 
 def usable_scales() -> list[str]:
+    """The advantage scales that need nothing the experiment cannot give."""
     return [name for name, kind in AXES["scale"].items() if not lab.asks(kind)]
 
 

@@ -65,6 +65,7 @@ class ValuePool:
         self._numbers: dict[str, int] = {}
 
     def number(self, value: Any) -> int:
+        """The index of a value in the pool, which holds equal values once."""
         text = json.dumps(value)
         if text not in self._numbers:
             self._numbers[text] = len(self.values)

@@ -241,6 +241,7 @@ def _codes_in_spaces(completion: str, question: str) -> bool:
 
 
 def is_mixed(word: str, twins: frozenset[str]) -> bool:
+    """Whether a word mixes ASCII letters with look-alikes from another script."""
     return any(character in twins for character in word) and any("a" <= character.lower() <= "z" for character in word)
 
 

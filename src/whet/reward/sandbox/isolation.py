@@ -59,6 +59,7 @@ class Confinement:
 
 
 def tried(confinement: Confinement, name: str, step: Callable[[], Any]) -> bool:
+    """Try one protection and note whether it holds here."""
     confinement.holds[name] = _works(confinement, name, step)
     return confinement.holds[name]
 
@@ -253,6 +254,7 @@ def _mount_processes(confinement: Confinement, mount_point: str) -> None:
 
 
 def prepare_rules(confinement: Confinement) -> None:
+    """Prepare the Landlock rules and the system-call filter that `confine` applies."""
     if not kernel.IS_LINUX:
         return
     writable = os.path.dirname(confinement.folder) if confinement.holds.get("private_root") else confinement.folder

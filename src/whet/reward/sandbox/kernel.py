@@ -80,10 +80,12 @@ def control(option: int, value: int = 0, pointer: object = None) -> int:
 
 
 def unshare(flags: int) -> None:
+    """Give this process namespaces of its own, as in unshare(2)."""
     _checked(int(_function("unshare")(ctypes.c_int(flags))), "unshare")
 
 
 def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
+    """Mount a file system, as in mount(2); an OSError names the target."""
     result = _function("mount")(
         source.encode(), target.encode(), kind.encode() or None, ctypes.c_ulong(flags), options.encode() or None
     )
@@ -91,6 +93,7 @@ def mount(source: str, target: str, kind: str, flags: int, options: str = "") ->
 
 
 def unmount(target: str) -> None:
+    """Detach a mount at once; it goes when nothing uses it any more."""
     _checked(int(_function("umount2")(target.encode(), ctypes.c_int(DETACH))), f"unmount {target}")
 
 
@@ -113,11 +116,13 @@ def enter_root(folder: str) -> None:
 
 
 def drop_capabilities() -> None:
+    """Give up all capabilities of this process for good."""
     header = struct.pack("=Ii", 0x20080522, 0)
     _call(CAPSET[MACHINE], ctypes.c_char_p(header), ctypes.c_char_p(bytes(24)))
 
 
 def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent ends."""
     control(SET_DEATH_SIGNAL, signal.SIGKILL)
 
 
@@ -161,6 +166,7 @@ def landlock_rules(readable: Iterable[str], writable: Iterable[str]) -> int:
 
 
 def apply_landlock(rules: int) -> None:
+    """Restrict this process to the paths that the rules allow; there is no way back."""
     _call(LANDLOCK_RESTRICT, rules, 0)
 
 

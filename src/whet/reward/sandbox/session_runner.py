@@ -50,6 +50,7 @@ class SessionServer:
         self.tools: dict[str, Callable[..., Any]] = {}
 
     def answer(self, message: dict[str, Any]) -> dict[str, Any]:
+        """The answer to one message of the environment, with what the call printed."""
         printed = CappedText(message["most"])
         sys.stdout = sys.stderr = printed  # type: ignore[assignment]
         error = ""
@@ -79,6 +80,7 @@ class SessionServer:
         self.tools = {name: getattr(holder, name) for name in message["names"]}
 
     def call(self, message: dict[str, Any]) -> Any:
+        """What a tool returns; a coroutine is run to its end."""
         value = self.tools[message["name"]](**message["arguments"])
         if not inspect.isawaitable(value):
             return value

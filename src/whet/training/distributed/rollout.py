@@ -64,6 +64,7 @@ class WholeCopyEngine:
         self._engine = make(self._copy)
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Sample]:
+        """Generate with the whole copy of the weights."""
         return self._engine.generate(requests, sampling)
 
     @property
@@ -73,6 +74,7 @@ class WholeCopyEngine:
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, Any], version: int) -> None:
+        """Gather the sharded weights into the copy, layer by layer."""
         done: set[int] = set()  # a weight that two layers share travels once
         half = gathered_dtype(self._copy)
         layered = {id(weight) for weight in _layer_weights(self._copy)}
@@ -98,12 +100,14 @@ class FirstRankEngine:
         self._engine = engine
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Sample]:
+        """Generate on the engines elsewhere; only the first rank may ask."""
         if self._engine is None:
             raise RuntimeError("only the first rank may ask engines elsewhere")
         return self._engine.generate(requests, sampling)
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, Any], version: int) -> None:
+        """Gather the sharded weights and send them on from the first rank; all ranks must call this."""
         gathered = {}
         for name, value in weights.items():
             full = whole(value)
