@@ -89,7 +89,7 @@ class Completion(str):
 
     @property
     def raw(self) -> str:
-        """With special tokens, which the plain text leaves out; decoded when it is asked for."""
+        """The text with special tokens, which the plain text omits; decoded on demand."""
         if not isinstance(self._raw, str):
             self._raw = self._raw()
         return self._raw
@@ -216,7 +216,7 @@ class Sampling:
         return bool(self.stop or self.stop_tokens)
 
     def of(self, request: Request) -> Sampling:
-        """As one request is drawn: with its own budget, and what it stops at besides."""
+        """The sampling of one request: its own budget, and its additional stops."""
         if request.max_new_tokens is None and not request.stop and not request.stop_tokens:
             return self
         return replace(
@@ -236,7 +236,7 @@ class TokenConstraint(ABC):
 
     @abstractmethod
     def accept(self, token: int) -> None:
-        """This token was drawn."""
+        """Take note that this token was drawn."""
 
 
 @dataclass(frozen=True)

@@ -147,7 +147,7 @@ def data_rows(data: Any) -> list[Mapping[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """Without numpy's types, which parquet columns have and JSON does not know."""
+    """A value without numpy's types, which parquet columns contain and JSON cannot express."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -202,7 +202,7 @@ def reward_section(parts: Sequence[tuple[str, Weight, RewardLike]]) -> dict[str,
 
 
 def _for_rows(reward: RewardLike) -> tuple[RewardLike, str]:
-    """`exact_answer@math.jsonl` is a name with the source of a mixture that it is for."""
+    """The reward's name; `exact_answer@math.jsonl` also has the source of a mixture whose rows it scores."""
     name, at, rows = reward.partition("@") if isinstance(reward, str) else ("", "", "")
     return (name, rows) if at else (reward, ALL)
 

@@ -24,7 +24,7 @@ SORTS = ("reward", "-reward", "tokens", "-tokens", "step", "-step")
 
 @dataclass(frozen=True)
 class RunFigure:
-    """A figure as SVG."""
+    """A figure of a run as SVG, which notebooks show."""
 
     svg: str
 
@@ -99,7 +99,7 @@ class Run:
 
     @property
     def report(self) -> Path:
-        """report.html of the run."""
+        """The path of the run's report.html."""
         return self.folder / "report.html"
 
     @property

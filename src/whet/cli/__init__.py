@@ -175,7 +175,7 @@ LONGEST = 1000  # characters of an error line
 
 
 def _one_line(text: str) -> str:
-    """Without line breaks, and cut in the middle: what was given stands first, the fix last."""
+    """A message without line breaks, cut in the middle: its start names the input and its end the fix."""
     line = " ".join(text.splitlines())
     return line if len(line) <= LONGEST else f"{line[: LONGEST // 2]} ... {line[-LONGEST // 2 :]}"
 

@@ -326,7 +326,7 @@ def _weighted(text: str) -> tuple[str, float]:
 
 
 def _tell(report: Mapping[str, Any], out: str | None, as_json: bool) -> None:
-    """Beside the rows where these go to standard output, else there."""
+    """Print the report beside the rows, or to standard error where the rows go to standard output."""
     to_error = out == "-"
     if as_json and not to_error:
         print_json(dict(report))

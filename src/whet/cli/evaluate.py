@@ -226,7 +226,7 @@ def _reward_settings(rewards: Sequence[str]) -> dict[str, Any]:
 
 
 def _numbers(option: str, text: str | None) -> tuple[int, ...]:
-    """`64,128,256`, ascending."""
+    """The numbers in a text such as `64,128,256`; they must ascend."""
     from whet.types import WhetError
 
     if text is None:

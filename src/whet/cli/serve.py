@@ -93,7 +93,7 @@ def board(
 
 
 def _wait(stop: Callable[[], None]) -> None:
-    """Until Ctrl-C."""
+    """Wait until Ctrl-C."""
     import threading
 
     try:

@@ -96,7 +96,7 @@ def _folder(form: ChoiceFormat, path: str) -> Path:
 
 
 def _examples(form: ChoiceFormat, path: str, subject: str, shots: int) -> str:
-    """Worked examples of a subject, each with its right choice and an empty line behind it."""
+    """Worked examples of a subject, each with its right choice and followed by an empty line."""
     if not shots:
         return ""
     if not Path(path).expanduser().is_dir():

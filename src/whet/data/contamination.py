@@ -140,7 +140,7 @@ class ContaminationIndex:
         return OverlapKind.TEMPLATE if self._covered(one, other) >= self.rule.share * len(one) else OverlapKind.PASSAGE
 
     def _covered(self, one: Sequence[str], other: Sequence[str]) -> int:
-        """How many words of the first text lie in a long run that stands in the other too."""
+        """How many words of the first text lie in a long run that also occurs in the other."""
         size = self.rule.run
         runs = {tuple(other[at : at + size]) for at in range(len(other) - size + 1)}
         covered, reached = 0, 0
@@ -239,7 +239,7 @@ def _short_kind(train: str, test: str) -> OverlapKind:
 
 
 def _same_numbers(one: Sequence[str], other: Sequence[str]) -> bool:
-    """Whether the numbers of the first text stand in the other one too, in their order."""
+    """Whether the numbers of the first text also occur in the other, in the same order."""
     rest = iter(numbers_of(other))
     return all(number in rest for number in numbers_of(one))
 
@@ -259,7 +259,7 @@ def _short_runs(block: TextBlock, rule: OverlapRule) -> tuple[Integers, Hashes]:
 
 
 def _different(rows: Integers, hashes: Hashes) -> tuple[Integers, Hashes]:
-    """Each hash of a text once."""
+    """Each hash once per text."""
     order = np.lexsort((hashes, rows))
     rows, hashes = rows[order], hashes[order]
     first = np.ones(len(rows), np.bool_)

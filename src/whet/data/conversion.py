@@ -131,7 +131,7 @@ def _prompt_values(prompt: Prompt) -> Values:
 
 
 def _prompts(reader: StoredRows, kind: str, lost: Lost) -> Iterator[Values]:
-    """Each prompt once."""
+    """The prompts of the rows, each once."""
     seen: set[bytes] = set()
     for row, prompt in reader.prompts():
         key = text_key(prompt_text(prompt))

@@ -104,7 +104,7 @@ def with_states(anchor: Tensor, samples: Sequence[Sample]) -> Tensor:
 
 
 def number_of(name: str) -> int:
-    """A number of its own for each name, the same in every process."""
+    """A number per name, the same in every process."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "little")
 
 
@@ -125,7 +125,7 @@ def anchors(tokens: Tensor, group: Tensor, segment: Tensor) -> Tensor:
 
 
 def _scrambled(values: Tensor) -> Tensor:
-    """Each int64 as another one that looks random: two rounds of shift and multiply."""
+    """Map each int64 to another that looks random, by two rounds of shift and multiply."""
     for shift, factor in ((33, 0x2545F4914F6CDD1D), (29, 0x14057B7EF767814F)):
         values = (values ^ (values >> shift)) * factor
     return values ^ (values >> 32)

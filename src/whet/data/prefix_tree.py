@@ -34,7 +34,7 @@ class PrefixNode:
 
     @property
     def length(self) -> int:
-        """Tokens of the node."""
+        """The number of tokens in the node itself."""
         return self.stop - self.first
 
 
@@ -51,7 +51,7 @@ class TreeOrder:
 
     @property
     def num_tokens(self) -> int:
-        """Of the tree with every shared token once."""
+        """The number of tokens in the tree, with every shared token counted once."""
         return int((self.lengths - self.shared).sum())
 
 

@@ -356,7 +356,7 @@ def _csv_header(fields: list[str], where: str) -> list[str]:
 
 
 def _table_rows(path: Path) -> Iterator[Row]:
-    """Of a Parquet file, or of an Arrow stream as `datasets` writes it."""
+    """The rows of a Parquet file, or of an Arrow stream as `datasets` writes it."""
     try:
         import pyarrow
         import pyarrow.parquet

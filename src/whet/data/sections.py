@@ -63,7 +63,7 @@ class DataSection(Section):
 
 
 class PromptSection(DataSection):
-    """`[data]` of methods that sample completions of their own."""
+    """The `[data]` section of methods that sample completions."""
 
     order: Literal["shuffled", "by_difficulty"] = Field(
         "shuffled",

@@ -73,7 +73,7 @@ def holds_completion(row: Row) -> bool:
 
 
 def holds_steps(row: Row) -> bool:
-    """A solution in steps."""
+    """Whether a row has a solution in steps."""
     listed = [name for name, value in row.values.items() if isinstance(value, list | tuple)]
     return any(name in listed for name in STEPPED) or {"completions", "labels"} <= set(listed)
 
@@ -402,7 +402,7 @@ def _turns_of(text: Any, open_end: bool = True) -> list[dict[str, str]] | None:
 
 
 def _as_messages(value: Any) -> Any:
-    """{from, value} turns as {role, content}; anything else as it is."""
+    """Turns given as {from, value}, turned into {role, content}; anything else unchanged."""
     if not isinstance(value, list | tuple) or not all(isinstance(message, Mapping) for message in value):
         return value
     if not all("from" in message and "value" in message for message in value):

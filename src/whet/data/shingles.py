@@ -48,7 +48,7 @@ class Sketches:
         self._waiting: list[str] = []
 
     def add(self, text: str) -> None:
-        """Add a text."""
+        """Add the shingles of a text."""
         self._waiting.append(text)
         if len(self._waiting) == CHUNK:
             self._sketch()
@@ -203,7 +203,7 @@ class WordTable:
         self._symbols = np.zeros(1024, np.bool_)
 
     def block(self, texts: Sequence[str]) -> TextBlock:
-        """Texts side by side."""
+        """Several texts hashed together."""
         if len(self._numbers) > MOST_KNOWN:
             self._forget()
         numbers: list[int] = []
@@ -251,7 +251,7 @@ class TextBlock:
 
     @property
     def sizes(self) -> Integers:
-        """Words per text. [N]"""
+        """The number of words of each text. [N]"""
         return np.diff(self.starts)
 
     @property

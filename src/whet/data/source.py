@@ -33,7 +33,7 @@ Value = TypeVar("Value")
 
 
 class SourceKind(StrEnum):
-    """What stands before the colon; a file has no prefix."""
+    """The prefix of a source, before the colon; a file has none."""
 
     TASK = "task"
     GYM = "gym"
@@ -94,7 +94,7 @@ class DataSource:
 
     @property
     def is_generated(self) -> bool:
-        """Prompts are written on demand, with gold answers, a reward of their own and an eval split of their own."""
+        """Whether prompts are made on demand, with gold answers, a reward and an eval split."""
         return self.kind in (SourceKind.TASK, SourceKind.GYM, SourceKind.SEEDS)
 
     @property

@@ -26,7 +26,7 @@ LABELS = "labels"
 
 @dataclass(frozen=True)
 class LabelledSteps:
-    """A solution in steps."""
+    """A solution in steps, with a label for each."""
 
     prompt: Prompt
     steps: tuple[str, ...]

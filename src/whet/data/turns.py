@@ -56,7 +56,7 @@ class RenderedAnswer:
 
 
 class TurnRenderer(Protocol):
-    """Writes an environment's answers."""
+    """Writes an environment's answers as tokens, in the form of the chat template."""
 
     end_tokens: frozenset[int]  # a sampled turn that ends with one of these has ended as the template ends it
 
@@ -76,7 +76,7 @@ class TurnRenderer(Protocol):
         ...
 
     def expect(self, answers: Sequence[Sequence[Message]]) -> None:
-        """These will be asked for next: their texts are made tokens of together, on all cores."""
+        """Announce the answers that will be asked for next: they are tokenized together, on all cores."""
         ...
 
 
@@ -413,7 +413,7 @@ class _TemplateTurns:
         return self._frames[key]
 
     def _is_verbatim(self, message: Message, mark: Message) -> bool:
-        """True where the template writes this message as it is, without asking it.
+        """Whether the template writes this message unchanged, found without rendering it.
 
         Of plain text that holds for every text where it holds for one with all of its characters, and so for JSON.
         Angle brackets and bars are not plain: templates look for the tags they begin.
@@ -615,7 +615,7 @@ def _calling(results: Sequence[Message]) -> dict[str, Any]:
 
 
 def _bare(message: Message, index: int) -> dict[str, Any]:
-    """Who speaks. Names and ids are words of the model's own, or of a stranger's: letters and digits are kept."""
+    """The speaker of a message; only letters and digits are kept, since its name may be a stranger's words."""
     if message["role"] != "tool":
         return {"role": message["role"]}
     name = re.sub(r"[^\w.-]", "_", str(message.get("name") or "tool"))[:64]
@@ -642,7 +642,7 @@ def _thinks(message: Message) -> bool:
 
 
 def _has_tags(message: Message) -> bool:
-    """Thoughts, be they empty."""
+    """Whether a message has thinking tags, even empty ones."""
     return message["role"] == "assistant" and THOUGHT_ENDS[0] in _content(message)
 
 
@@ -704,7 +704,7 @@ def _token_id(tokenizer: PreTrainedTokenizerBase, token: str) -> int:
 
 
 def _make_place(rendered: dict[Any, RenderedAnswer]) -> None:
-    """For one more."""
+    """Make room in the cache for one more conversation."""
     if len(rendered) >= MOST_RENDERED:
         rendered.clear()
 
@@ -735,7 +735,7 @@ class _TextEncoder:
         self._expected: dict[str, tuple[list[int], list[tuple[int, int]]]] = {}
 
     def expect(self, texts: Sequence[str]) -> None:
-        """These will be asked for next."""
+        """Announce the texts that will be asked for next."""
         self._expected.clear()
         texts = list(dict.fromkeys(texts))
         if self._is_tried and self._is_plain and len(texts) > 1:
@@ -745,7 +745,7 @@ class _TextEncoder:
 
     @property
     def _is_plain(self) -> bool:
-        """Others may have left settings of theirs."""
+        """Whether the tokenizer is set to truncate and pad nothing: other code may have left such settings."""
         backend = self._backend
         return backend is not None and backend.truncation is None and backend.padding is None
 

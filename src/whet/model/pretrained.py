@@ -29,7 +29,7 @@ MOST_NAMES = 3  # of missing weights in a message: enough to see the pattern, sh
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Without progress bars and log lines, which would tear the console's own display."""
+    """Silence transformers' progress bars and log lines, which would garble the console's own display."""
     from transformers.utils import logging
 
     bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()

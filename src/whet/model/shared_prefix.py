@@ -46,7 +46,7 @@ PATH, PADDING = -1, -2
 
 @dataclass(frozen=True)
 class Segments:
-    """Where nodes begin and end in the packed row.
+    """The start and end of each node in the packed row.
 
     First the roots that have branches, then the other roots, then the branches, those of one root together; there, what
     continues a node stands right behind it. In a tree of one level the roots are prompts, the branches completions.
@@ -249,7 +249,7 @@ def _packed(nodes: Sequence[PrefixNode]) -> tuple[PackedNode, ...]:
 
 
 def _below(root: int, children: dict[int, list[int]]) -> list[int]:
-    """All that continues a node, each branch whole before the next."""
+    """All descendants of a node, each branch completely before the next."""
     order: list[int] = []
     coming = list(reversed(children.get(root, ())))
     while coming:
@@ -309,7 +309,7 @@ def _segments(nodes: Sequence[PackedNode], device: torch.device) -> Segments:
 
 
 def _paths(nodes: Sequence[PackedNode]) -> list[tuple[int, ...]]:
-    """Of each node, the nodes from its root down to itself."""
+    """For each node, the nodes from its root down to itself."""
     paths: list[tuple[int, ...]] = []
     for number, node in enumerate(nodes):
         paths.append((number,) if node.parent == NO_PARENT else (*paths[node.parent], number))

@@ -30,7 +30,7 @@ _VERDICTS: dict[Hashable, str] = {}
 
 
 class TriedModel(Protocol):
-    """Of a `whet.model.causal_lm.CausalLM`, whose own cut is tried out too, what tells a trial of it from another."""
+    """What tells the trial of one `whet.model.causal_lm.CausalLM` from that of another."""
 
     @property
     def model(self) -> nn.Module: ...

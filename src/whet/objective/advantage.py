@@ -188,7 +188,7 @@ class BatchRunningMean(CompletionBaseline):
 
 
 def mean_reward(batch: TokenBatch) -> float | None:
-    """Over the scored rows, each by its share of its episode; None without any."""
+    """The mean reward of the scored rows, each weighted by its share of its episode; None without any."""
     scored = ~batch.reward.isnan()
     if not scored.any():
         return None
@@ -198,7 +198,7 @@ def mean_reward(batch: TokenBatch) -> float | None:
 
 
 def num_episodes(batch: TokenBatch) -> float:
-    """Those with a scored row; branches of an episode are one."""
+    """The number of episodes with a scored row; branches of an episode count once."""
     weight = episode_weight(batch)
     return float((~batch.reward.isnan()).sum() if weight is None else weight.sum())
 

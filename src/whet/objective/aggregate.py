@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Aggregate(Component):
-    """Who counts how much: share_it in front of each token's term, by the totals of the whole step."""
+    """How much each token counts: share_it, the factor of its term, from the totals of the whole step."""
 
     counts_tokens: ClassVar[bool] = False  # True: a long completion counts more than a short one
 

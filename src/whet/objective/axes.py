@@ -295,7 +295,7 @@ def _component_named(axis: str, components: Mapping[str, type], name: Any) -> An
 
 
 def differences(objective: Objective | PairObjective) -> dict[str, str]:
-    """Where a method departs from the preset of its name: `{"clip.high": "0.2 -> 0.28"}`; empty for the preset."""
+    """The departures from the preset of the same name: `{"clip.high": "0.2 -> 0.28"}`; empty for the preset."""
     family = family_of(objective)
     return departures(preset_named(objective.name).objective, objective, family.axes)
 

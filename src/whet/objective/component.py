@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class NumberRange:
-    """Where a number of a component must lie; infinite ends are open."""
+    """The range in which a number of a component must lie; infinite ends are open."""
 
     low: float
     high: float
@@ -99,7 +99,7 @@ def with_number(axis: str, component: Any, name: str, value: Any) -> Any:
 
 
 def departures(original: Any, objective: Any, axes: Iterable[str]) -> dict[str, str]:
-    """Where a method departs from another: `{"clip.high": "0.2 -> 0.28"}`; empty where they are the same."""
+    """The departures of a method from another: `{"clip.high": "0.2 -> 0.28"}`; empty where they are the same."""
     changes: dict[str, str] = {}
     for axis in axes:
         before, after = getattr(original, axis), getattr(objective, axis)

@@ -92,7 +92,7 @@ class Value(Component):
 
 
 class NoCritic(Value):
-    """No critic is trained."""
+    """Train no critic."""
 
     name: ClassVar[str] = "none"
 
@@ -154,7 +154,7 @@ class Imitate(Component):
         return None
 
     def tuned(self, memory: Memory) -> Imitate:
-        """As it is in this step."""
+        """The component with the numbers of this step."""
         return self
 
     def adjusted(self, memory: Memory) -> Memory:
@@ -167,7 +167,7 @@ class Imitate(Component):
 
 
 class NoImitation(Imitate):
-    """Nothing is imitated."""
+    """Imitate nothing."""
 
     name: ClassVar[str] = "none"
     in_symbols: ClassVar[str] = ""
@@ -245,7 +245,7 @@ class ImitateDemonstrations(Imitate):
         return {**memory, "imitated_steps": memory.get("imitated_steps", 0.0) + 1}
 
     def _mu(self, step: float) -> float:
-        """In a step, counted from 1."""
+        """The weight mu of a step, counted from 1."""
         if step <= self.warmup:
             return self.weight * step / self.warmup
         if not self.decay:
@@ -277,7 +277,7 @@ class ImitateUnsure(ImitateDemonstrations):
 
 
 class Smooth(Component):
-    """Who else learns from a sampled token."""
+    """How tokens that were not sampled learn from one that was."""
 
     @property
     def num_top(self) -> int:
@@ -321,7 +321,7 @@ class TopK(Smooth):
         return int(self.top)
 
     def forking(self, batch: TokenBatch, extras: Extras) -> Tensor:
-        """Where the entropy exceeds the completion's own `quantile`: bool [N, T], actions only."""
+        """Whether the entropy exceeds the completion's own `quantile`: bool [N, T], actions only."""
         if extras.entropy is None:
             raise ValueError("top_k needs the entropy of the forward pass and got none")
         entropy = extras.entropy.detach().masked_fill(~batch.action, float("nan"))

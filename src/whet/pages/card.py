@@ -80,7 +80,7 @@ def _curves(folder: Path | str) -> dict[str, tuple[Point, ...]]:
 
 
 def _mean_of(points: tuple[Point, ...], steps: int) -> tuple[Point, ...]:
-    """Each point as the mean of itself and its neighbours, so many in all; fewer at the ends, as many on each side."""
+    """A moving average: each point as the mean of its neighbours, with fewer at the ends."""
     if steps <= 1:
         return points
     values = []

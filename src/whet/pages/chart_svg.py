@@ -93,7 +93,7 @@ class Plot:
         return "".join(parts)
 
     def _bars(self, series: ChartSeries, tone: str) -> str:
-        """From 0 to each value."""
+        """Bars from 0 to each value."""
         known = [(x, y) for x, y in zip(series["x"], series["y"], strict=True) if y is not None]
         corners = [
             (self.at(x - 0.3, 0), self.at(x - 0.3, y), self.at(x + 0.3, y), self.at(x + 0.3, 0)) for x, y in known
@@ -118,7 +118,7 @@ class Plot:
         return f'<path class="band {tone}" d="M{"L".join(corners)}Z"/>'
 
     def _riser(self, before: Point, after: Point, tone: str) -> str:
-        """Where a stretch of a line ends above or below the next."""
+        """The vertical line between two stretches of a step line."""
         x, start, stop = self.across(before[0]), self.up(before[1]), self.up(after[1])
         if abs(x - self.across(after[0])) >= 0.5 or abs(start - stop) <= 1:
             return ""
@@ -341,7 +341,7 @@ def value_scale(values: Sequence[float], pixels: tuple[float, float], unit: bool
 
 
 def step_scale(first: float, last: float, pixels: tuple[float, float]) -> AxisScale:
-    """Whole steps only."""
+    """A scale of whole steps only."""
     if last == first:
         return AxisScale(first - 1, last + 1, *pixels, ticks=(first,))
     stride = max(1.0, tick_stride((last - first) / max(5.0, (pixels[1] - pixels[0]) / 80)))

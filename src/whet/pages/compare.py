@@ -68,7 +68,7 @@ class MethodRun:
 
 @dataclass(frozen=True)
 class MethodComparison:
-    """All that was planned, and the runs finished so far."""
+    """Everything that was planned, and the runs finished so far."""
 
     methods: tuple[str, ...]
     seeds: tuple[int, ...]
@@ -101,7 +101,7 @@ class Estimate:
 
     @property
     def mean(self) -> float | None:
-        """Over the seeds; None without a run."""
+        """The mean over the seeds; None without a run."""
         return fmean(self.values) if self.values else None
 
     @property
@@ -146,7 +146,7 @@ class Standing:
 
     @property
     def words(self) -> str:
-        """As the table says it."""
+        """The standing as the table words it."""
         return self.relation.format(self.best) + (f" ({self.detail})" if self.detail else "")
 
 
@@ -232,7 +232,7 @@ def standings(comparison: MethodComparison) -> dict[str, Standing]:
 
 
 def _p(other: Estimate, best: Estimate) -> float | None:
-    """Over seeds where there are several; over eval prompts where both are single runs on the same ones.
+    """The p-value against the best: over seeds where there are several, else over eval prompts of two single runs.
 
     Prompt by prompt where the runs say what each scored, else by Fisher's exact test on two shares.
     """
@@ -416,7 +416,7 @@ def comparison_values(comparison: MethodComparison) -> dict[str, Any]:
 
 
 def comparison_from(values: Mapping[str, Any]) -> MethodComparison:
-    """What `comparison_values` wrote."""
+    """The comparison that `comparison_values` wrote."""
     runs = [
         {
             **run,
@@ -473,7 +473,7 @@ def table_rows(comparison: MethodComparison, address: Callable[[MethodRun], str]
 
 
 def _held_together(text: str) -> str:
-    """With no line break inside `p < 0.05`."""
+    """The text without a line break inside `p < 0.05`."""
     return re.sub(r"\bp ([=<]) (?=\d)", "p\u00a0\\1\u00a0", text)
 
 

@@ -43,28 +43,28 @@ class ModelEval:
 
 @dataclass(frozen=True)
 class EvalReport:
-    """All models on all tasks."""
+    """The evaluations of all models on all tasks."""
 
     evals: tuple[ModelEval, ...]
     pairs: Mapping[str, tuple[PairedTest, ...]]  # by task
 
     @property
     def tasks(self) -> list[str]:
-        """In the order they were evaluated."""
+        """The names of the tasks, in the order they were evaluated."""
         return list(dict.fromkeys(evaluation.task for evaluation in self.evals))
 
     @property
     def models(self) -> list[str]:
-        """In the order they were evaluated."""
+        """The names of the models, in the order they were evaluated."""
         return list(dict.fromkeys(evaluation.model for evaluation in self.evals))
 
     def of(self, task: str) -> list[ModelEval]:
-        """Every model on one task."""
+        """The evaluations of every model on one task."""
         return [evaluation for evaluation in self.evals if evaluation.task == task]
 
 
 def eval_record(report: EvalReport) -> dict[str, Any]:
-    """As JSON; the metrics of a single model on a single task stand at the top as well."""
+    """The report as JSON; metrics of a single model on a single task stand at the top as well."""
     only = report.evals[0] if len(report.evals) == 1 else None
     record: dict[str, Any] = dict(only.metrics) if only else {}
     record["evals"] = [_eval_record(evaluation) for evaluation in report.evals]
@@ -260,7 +260,7 @@ def short_names(models: Sequence[str]) -> list[str]:
 
 
 def eval_page(report: EvalReport, command: str = "") -> str:
-    """The whole page."""
+    """The whole evaluation page as HTML."""
     names = short_names(report.models)
     title = names[0] if len(names) == 1 else f"{len(names)} models side by side"
     sections = [_section(report, task) for task in report.tasks]

@@ -100,7 +100,7 @@ def compared(policies: Sequence[MeasuredPolicy]) -> list[tuple[MeasuredPolicy, M
 
 
 def branched(policies: Sequence[MeasuredPolicy]) -> str:
-    """Where stages branch: each policy against the one it began as, all eval prompts together; empty elsewhere."""
+    """The comparisons of branching stages, each policy against the one it began from, over all prompts; else empty."""
     if not any(policy.against for policy in policies):
         return ""
     texts = []
@@ -229,7 +229,7 @@ class PipelineSummary:
 
 
 def summary_record(summary: PipelineSummary) -> dict[str, Any]:
-    """As JSON; what is not finite is null."""
+    """The summary as JSON; what is not finite is null."""
     record: dict[str, Any] = json_values(asdict(summary))
     return record
 

@@ -221,7 +221,7 @@ def verdict(rescore: Rescore) -> str:
 
 
 def thinned_steps(steps: Sequence[tuple[int, float, float]]) -> list[tuple[int, float, float]]:
-    """At most as many as a terminal shows, the first and the last among them."""
+    """At most as many steps as fit on a terminal, with the first and the last among them."""
     if len(steps) <= MOST_STEPS:
         return list(steps)
     places = sorted({round(index * (len(steps) - 1) / (MOST_STEPS - 1)) for index in range(MOST_STEPS)})

@@ -81,7 +81,7 @@ class Review:
 
 
 def is_review_due(step: int, last_step: int, every: int = EVERY) -> bool:
-    """Every so many steps and after the last one; 0 switches reviews off."""
+    """Whether a review is due: every so many steps and after the last one; 0 switches reviews off."""
     return every > 0 and (step % every == 0 or step == last_step)
 
 

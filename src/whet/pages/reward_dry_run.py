@@ -455,7 +455,7 @@ def dry_run_verdict(test: DryRun) -> str:
 
 
 def dry_run_tiles(test: DryRun) -> list[Tile]:
-    """Its headline numbers."""
+    """The headline numbers of the dry run."""
     totals = [answer.total for answer in test.scored if answer.total is not None]
     steady = "not checked" if test.differences is None else "no" if test.differences else "yes"
     return [

@@ -84,7 +84,7 @@ class Envelopes:
 
     @property
     def size(self) -> int:
-        """Stretches so far."""
+        """The number of stretches so far."""
         return -(-self.num_rows // self.width)
 
     @property
@@ -162,7 +162,7 @@ class Envelopes:
                 values[:half], values[half:size] = left, rest
 
     def points(self, name: str, start: float | None, end: float | None, most: int) -> SeriesPoints:
-        """A column between two steps, at most so many points."""
+        """A column between two steps, with at most `most` points."""
         column = self._columns.get(name)
         first, last = self._range(start, end)
         if column is None or first >= last:
@@ -184,7 +184,7 @@ class Envelopes:
         )
 
     def place_of(self, step: float) -> int:
-        """Where to begin reading the log to find a step."""
+        """The byte offset from which to read the log to find a step."""
         size = self.size
         index = int(np.searchsorted(self._steps[:size], step, "right")) - 1
         return int(self._places[max(index, 0)]) if size else 0
@@ -211,7 +211,7 @@ class Envelopes:
 
 
 def _rounded(values: Floats) -> list[float | None]:
-    """To what a screen can show; None where there is no value."""
+    """Values rounded to what a screen can show; None where there is no value."""
     size = np.abs(values, dtype=float)
     with np.errstate(divide="ignore", invalid="ignore"):
         power = np.where(size > 0, np.clip(np.floor(np.log10(size)), -290, 290), 0.0)
@@ -248,7 +248,7 @@ class PlannedChart:
 
     @property
     def columns(self) -> list[str]:
-        """Those that the chart is drawn from."""
+        """The columns that the chart is drawn from."""
         return [name for line in self.lines for name in (line.column, line.low, line.high) if name]
 
 
@@ -262,7 +262,7 @@ class RunCharts:
     others: list[PlannedChart] = field(default_factory=list)
 
     def by_key(self) -> dict[str, PlannedChart]:
-        """All of them."""
+        """All charts by their key."""
         return {plan.key: plan for plan in (*self.curves, *self.parts, *self.times, *self.others)}
 
 
@@ -348,7 +348,7 @@ def _part_charts(names: Sequence[str]) -> list[PlannedChart]:
 
 
 def _time_charts(record: RunRecord, names: Sequence[str]) -> list[PlannedChart]:
-    """Where the time of each step went, one phase upon the other."""
+    """Charts of where the time of each step went, with the phases stacked."""
     phases = [name.removeprefix("seconds/") for name in names if name.startswith("seconds/")]
     spent = {phase: record.totals.seconds.get(phase, 0.0) for phase in phases}
     listed = [phase for phase, _ in ordered(spent)]
@@ -456,7 +456,7 @@ def _lines(plan: PlannedChart, points: Mapping[str, SeriesPoints]) -> list[Chart
 
 
 def _stacked(plan: PlannedChart, points: Mapping[str, SeriesPoints]) -> list[ChartSeries]:
-    """Each line on top of those before it; `own` is what it is by itself."""
+    """Each line stacked on those before it; `own` is its value by itself."""
     steps = sorted({x for planned in plan.lines for x in points[planned.column].x})
     below = [0.0] * len(steps)
     stacked: list[ChartSeries] = []

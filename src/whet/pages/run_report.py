@@ -260,7 +260,7 @@ def length_figure(result: Mapping[str, float]) -> Figure | None:
 
 
 def phases(run: RunRecord) -> list[LegendEntry]:
-    """Where the time of the run went, with the parts of a bar."""
+    """The phases of the run with their seconds and the segments of a bar."""
     spent = ordered(run.seconds())
     covered = sum(took for _, took in spent)
     rest = run.wall_seconds() - covered

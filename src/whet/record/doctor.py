@@ -64,7 +64,7 @@ class DoctorReport:
         return self.story.state not in ("failed", "problem")
 
     def values(self) -> dict[str, Any]:
-        """As JSON."""
+        """The findings as JSON."""
         return {
             **{name: getattr(self, name) for name in ("folder", "title", "method", "status", "kind", "step")},
             "total_steps": self.total_steps,
@@ -238,5 +238,5 @@ def _wrapped(label: str, text: str) -> list[str]:
 
 
 def _printable(line: str) -> str:
-    """Without what a terminal would take for a command: names in a record are anybody's."""
+    """A line without terminal control sequences: names in a record may be anybody's."""
     return "".join(character if character.isprintable() else "?" for character in line)

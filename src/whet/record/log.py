@@ -80,7 +80,7 @@ def cut_back(folder: Path | str, position: Mapping[str, Mapping[str, Any]]) -> N
 
 
 def log_ends(folder: Path | str, position: Mapping[str, Mapping[str, Any]]) -> dict[Path, int]:
-    """Where the lines of a position end in each log; an error where they are not those that the run wrote."""
+    """The byte at which a recorded position ends in each log; an error where the lines are not those the run wrote."""
     ends = {}
     for name in LOGS:
         path, wanted = Path(folder) / name, position.get(name) or LogDigest().values()
@@ -156,7 +156,7 @@ class RunRecorder:
         self._append(METRICS, [eval_line(EvalRecord(step, name, result, seconds, size, scores or {}))])
 
     def save_failed(self, step: int, reason: str) -> None:
-        """In the summary: no line of the log, which is the same for equal runs, may tell of one run's disk."""
+        """Note the refused save in the summary: the logs of equal runs must not differ by one run's disk."""
         failures = [*self._summary.get("save_failures", []), f"step {step}: {reason}"]
         self._summary["save_failures"] = failures[-MOST_FAILURES:]
         with contextlib.suppress(OSError):  # the disk is what failed: the end of the run writes it again
@@ -296,7 +296,7 @@ def _episode_fields(sample: Sample) -> dict[str, Any]:
 
 
 def _turn_fields(turn: Turn) -> dict[str, Any]:
-    """Who spoke and what; the rest only where there is something to say."""
+    """The speaker and text of a turn; other fields only where they say something."""
     fields: dict[str, Any] = {"role": turn.role, "text": turn.text, "tokens": turn.stop - turn.start}
     if turn.reward is not None:
         fields["reward"] = _finite(turn.reward)
@@ -317,7 +317,7 @@ def recorded_samples(samples: Sequence[tuple[Prompt, Sample]], samples_per_step:
 
 
 def recorded_places(samples: Sequence[tuple[Prompt, Sample]], samples_per_step: int) -> list[int]:
-    """Where the samples of the first groups are and, wherever they are, the best and the worst; in order."""
+    """The indices of the samples to record: those of the first groups, and the best and the worst wherever they are."""
     if samples_per_step == 0:
         return []
     first = list(dict.fromkeys(prompt.id for prompt, _ in samples))[:samples_per_step]
@@ -451,7 +451,7 @@ def step_sums(where: str, text: bytes) -> dict[str, Any]:
 
 
 def _lines_and_ends(path: Path, most: int | None = None) -> Iterator[tuple[dict[str, Any], int]]:
-    """Each complete line, at most so many, and where it ends."""
+    """At most `most` complete lines, each with the byte at which it ends."""
     if most == 0 or not path.exists():
         return
     if not path.is_file():

@@ -89,7 +89,7 @@ class RunRecord:
 
     @property
     def status(self) -> str:
-        """As run.json has it; one that says it is running and whose lock is free was interrupted."""
+        """The status in run.json; a run that claims to be running but whose lock is free was interrupted."""
         return status_of(self.folder, self.summary)
 
     @property
@@ -104,7 +104,7 @@ class RunRecord:
 
     @property
     def num_steps(self) -> int:
-        """The last step reached."""
+        """The number of the last recorded step."""
         return self.steps[-1].step if self.steps else 0
 
     @property
@@ -142,7 +142,7 @@ class RunRecord:
         return ending_of(self.folder, self.summary, self.num_steps)
 
     def seconds(self) -> dict[str, float]:
-        """Where the time went: as summed up by the run, or by its logs where it never came to that."""
+        """Seconds by phase, as the run summed them up or, where it never came to that, from its logs."""
         summed = self.summary.get("seconds")
         if summed:
             return {phase: float(took) for phase, took in summed.items() if took}
@@ -151,7 +151,7 @@ class RunRecord:
         return {**phases, "evaluate": evaluating} if evaluating else phases
 
     def wall_seconds(self) -> float:
-        """From its start to its end, or the sum of its phases where the end is not known."""
+        """Seconds from start to end, or the sum of the phases where the end is not known."""
         started, finished = self.summary.get("started"), self.summary.get("finished")
         if started is not None and finished is not None and finished >= started:
             return float(finished) - float(started)
@@ -162,7 +162,7 @@ class RunRecord:
         return int(self.summary.get("tokens") or self.totals.counts.get("tokens", 0))
 
     def evaluations(self) -> Evaluations:
-        """Its evaluations by their headline metric, with intervals."""
+        """The run's evaluations by their headline metric, with intervals."""
         return evaluations_of(self.evals, self.kind.evals)
 
     def gain(self) -> tuple[str, float | None, float | None] | None:

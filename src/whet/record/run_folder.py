@@ -218,7 +218,7 @@ def _taken_lock(folder: Path, new: bool) -> FolderLock:
 
 
 def _go_on_unlocked(folder: Path, error: OSError) -> None:
-    """Where the file system has no locks, training is refused, unless the user takes care of it himself."""
+    """Warn or refuse where the file system has no locks: training needs them unless the user opts out."""
     if os.environ.get(NO_LOCKS) != "1":
         raise WhetError(
             f"{folder}: its file system has no file locks ({error.strerror}), so a second process could train into the "

@@ -210,5 +210,5 @@ def _line(head: str, value: str, about: str) -> str:
 
 
 def rate_text(rate: float) -> str:
-    """Operations per second."""
+    """A rate of operations per second as text."""
     return f"{number(rate / 1e12)} TFLOP/s" if rate >= 1e12 else f"{number(rate / 1e9)} GFLOP/s"

@@ -54,7 +54,7 @@ def token_lines(step: int, samples: Sequence[Sample], settings: TokenSettings) -
 
 
 def equal_shares(wanted: Sequence[int], most: int) -> list[int]:
-    """As much as each wants, or as much as everybody else who does not get it: together at most `most`."""
+    """Shares of at most `most` together: each gets what it wants, or as much as any other that is cut short."""
     shares = [0] * len(wanted)
     left, open_places = most, [index for index, want in enumerate(wanted) if want > 0]
     while open_places and left >= len(open_places):

@@ -188,7 +188,7 @@ class _Lane(Generic[V]):
             return [error] * len(rows)
 
     def take(self, samples: Sequence[Sample]) -> dict[int, V]:
-        """By place in the batch, what is known of these samples once nothing of theirs is on its way."""
+        """What is known of these samples, by index in the batch, once none of their calls is pending."""
         wanted = self._owed.intersection(map(id, samples))
         since, reported = time.monotonic(), False
         with self._changed:

@@ -49,7 +49,7 @@ OF_VERL = frozenset(("solution_str", "ground_truth", "data_source", "extra_info"
 
 @dataclass(frozen=True)
 class TrainerState:
-    """Where the training stands while a reward is called: what TRL's functions ask of `trainer_state`."""
+    """The state of training while a reward is called, with the fields TRL's functions ask of `trainer_state`."""
 
     global_step: int = 0  # steps done
     max_steps: int = 0  # of the run; 0: not known
@@ -74,7 +74,7 @@ class RewardCall:
         self.columns.setdefault(str(column), []).extend(values)
 
     def columns_of(self, reward: str, count: int) -> list[dict[str, Any]]:
-        """What was logged about each of so many samples."""
+        """The logged values of each sample, for `count` samples."""
         for name, values in self.columns.items():
             if len(values) != count:
                 raise RewardFailure(f"reward {reward!r} logged {len(values)} values of {name!r} for {count} samples")
@@ -135,7 +135,7 @@ class PerSample(RewardFunction):
         return self.function(*positional, **named)
 
     def _foreign(self, prompt: Prompt, sample: Sample) -> dict[str, Any]:
-        """Parameters of another trainer's."""
+        """Arguments that another trainer's reward functions take."""
         return {}
 
     def _scores(self, values: list[Any], call: RewardCall) -> list[Any]:
@@ -199,7 +199,7 @@ class Batched(RewardFunction):
         return scores_of(self._scores(values, call), self.name, prompts, samples)
 
     def _foreign(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> dict[str, Any]:
-        """Parameters of another trainer's."""
+        """Arguments that another trainer's reward functions take."""
         return {}
 
     def _scores(self, values: Any, call: RewardCall) -> Any:

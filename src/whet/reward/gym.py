@@ -58,7 +58,7 @@ def gym_answer(prompt: Prompt, completion: str, *, partial: bool = True) -> floa
 
 
 class GymSource(NamedTuple):
-    """Where an entry comes from: all that is needed to draw it again."""
+    """Everything needed to draw an entry again."""
 
     name: str
     seed: int

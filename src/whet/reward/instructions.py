@@ -120,7 +120,7 @@ def _language(text: str, arguments: Mapping[str, Any]) -> bool:
 
 
 def is_in_language(text: str, code: str) -> bool:
-    """By script; languages that share one by their commonest words, where whet knows them. No letters: True."""
+    """Whether a text is in a language, by script, or by common words where scripts are shared. No letters: True."""
     scripts = Counter(
         unicodedata.name(letter, "").partition(" ")[0] for letter in NO_LANGUAGE.sub(" ", text) if letter.isalpha()
     )
@@ -160,7 +160,7 @@ def _words(text: str, arguments: Mapping[str, Any]) -> bool:
 
 
 def _first_word(text: str, arguments: Mapping[str, Any]) -> bool:
-    """So many paragraphs, parted by empty lines, and the first word of one of them."""
+    """Whether the text has so many paragraphs, parted by empty lines, and the nth begins with the word."""
     pieces = text.split("\n\n")
     count, wanted = sum(bool(piece.strip()) for piece in pieces), int(arguments["nth_paragraph"])
     if count != arguments["num_paragraphs"] or not 1 <= wanted <= len(pieces) or not pieces[wanted - 1].strip():
@@ -189,7 +189,7 @@ def _constrained(text: str, _: Mapping[str, Any]) -> bool:
 
 
 def _highlights(text: str, arguments: Mapping[str, Any]) -> bool:
-    """Between single or double asterisks; what is highlighted twice over counts once."""
+    """Whether enough text stands between single or double asterisks; what is highlighted twice counts once."""
     plain = re.sub(r"\*\*([^*\n]*)\*\*", lambda match: f"*{match[1]}*", text)
     return (
         sum(bool(highlight.strip()) for highlight in re.findall(r"\*([^*\n]*)\*", plain)) >= arguments["num_highlights"]

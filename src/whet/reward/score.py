@@ -225,7 +225,7 @@ class Scorer:
         return scored
 
     def _verdicts(self, part: RewardPart, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[_Judged]:
-        """Those of a part on the rows that it is for, and 0 on the others."""
+        """The verdicts of a part on the rows it is for; 0 on the others."""
         chosen = [row for row, prompt in enumerate(prompts) if part.scores_row(prompt)]
         theirs, written = [prompts[row] for row in chosen], [samples[row] for row in chosen]
         verdicts = [_Judged(0.0)] * len(samples)
@@ -352,7 +352,7 @@ def _beside(reward: Reward) -> AbstractContextManager[None]:
 
 
 def _nothing() -> None:
-    """For a reward that keeps its own time."""
+    """Do nothing, for a reward that keeps its own time."""
 
 
 def _is_built_in(reward: Reward) -> bool:

@@ -50,7 +50,7 @@ class RolloutBuffer:
         self._waiting.append(batch)
 
     def take(self) -> RolloutBatch:
-        """The oldest batch."""
+        """Remove and return the oldest batch."""
         return self._waiting.pop(0)
 
     def state(self) -> list[dict[str, Any]]:

@@ -265,7 +265,7 @@ class DrivenCall(Future[Any]):
 
     @property
     def until(self) -> float:
-        """When to run on whatever has come by then, on the monotonic clock."""
+        """The time at which to go on with whatever has come by then, on the monotonic clock."""
         return self._pause.until
 
     def begin(self, wake: Callable[[], object]) -> None:
@@ -275,7 +275,7 @@ class DrivenCall(Future[Any]):
         self.run_on()
 
     def run_on(self) -> None:
-        """Up to the next call that is not back yet, or to the end; nothing where that is not the time yet."""
+        """Run up to the next call that is not back yet, or to the end; do nothing before the time has come."""
         while not self.done() and self._pause.is_over:
             self._pause = _Pause((), math.inf)
             try:

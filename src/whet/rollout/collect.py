@@ -39,7 +39,7 @@ class Ahead(Protocol):
 
 
 class GroupFilter(Protocol):
-    """Is a group worth training on? An objective's `keep` is one."""
+    """Decides whether a group is worth training on. An objective's `keep` is one."""
 
     refills: ClassVar[bool]
     grows: ClassVar[bool]
@@ -172,7 +172,7 @@ class RolloutCollector:
             return self._watch.check([sample for _, group in batch.groups for sample in group.samples])
 
     def close(self) -> None:
-        """Nothing runs between two steps."""
+        """Nothing to end: no work is pending between two steps."""
 
     def _sample_groups(
         self,
@@ -224,7 +224,7 @@ def play_ahead(
 
 
 def spans_behind(reward: RewardContext) -> list[Span]:
-    """When rewards worked while something else went on."""
+    """The spans in which rewards worked while something else went on."""
     return [] if reward.ahead is None else [(BEHIND, start, end) for start, end in reward.ahead.take_spans()]
 
 

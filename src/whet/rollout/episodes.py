@@ -68,7 +68,7 @@ MOST_FAILURES = 20  # failures in words that are kept for the report
 
 @dataclass(frozen=True)
 class EpisodeLimits:
-    """Where an episode ends that does not end by itself. A turn has the sampling's `max_new_tokens`."""
+    """The limits that end an episode which does not end by itself. A turn has the sampling's `max_new_tokens`."""
 
     max_turns: int = 8
     max_tokens: int = 0  # behind the first prompt, completions and answers; 0: what the context leaves
@@ -84,7 +84,7 @@ class _Tree:
     num_open: int = 1
 
     def samples(self) -> tuple[Sample, ...]:
-        """Of all branches, in an order that does not depend on time, with the draws that their turns came from."""
+        """The samples of all branches, in an order that does not depend on time, with the draws behind their turns."""
         ordered = [self.leaves[branch] for branch in sorted(self.leaves)]
         numbers: dict[object, int] = {}
         for _, draws in ordered:
@@ -153,7 +153,7 @@ class _Episode:
 
     @property
     def last_turn(self) -> int:
-        """Where the policy's newest turn stands among the turns."""
+        """The index of the policy's newest turn."""
         return max(number for number, turn in enumerate(self.turns) if turn.role == "assistant")
 
     def twin(self, environment: Environment, key: int, branch: int) -> _Episode:
@@ -266,7 +266,7 @@ class EnvironmentRunner:
         return [[sample for leaves in group for sample in leaves] for group in whole]
 
     def _equip(self, episode: _Episode) -> None:
-        """An environment of its own."""
+        """Give the episode an environment."""
         assert self._make is not None
         try:
             episode.environment = self._make()
@@ -324,7 +324,7 @@ class EnvironmentRunner:
 
 
 class _Play:
-    """One batch of episodes."""
+    """One batch of episodes that are being played."""
 
     session: LateSession
 
@@ -487,7 +487,7 @@ class _Play:
         return min(*waits, *(min(self._deadlines(call)) for call in self._calls.values()), math.inf)
 
     def _deadlines(self, call: _EnvironmentCall) -> tuple[float, float]:
-        """When the call and its episode time out; infinity for an episode that a limit has ended already."""
+        """When the call and its episode time out; infinity for an episode that a limit has already ended."""
         episode = call.episode.began + self._limits.seconds if call.limit is None else math.inf
         return call.since + self._limits.step_seconds, episode
 
@@ -726,7 +726,7 @@ class _Play:
         return [branch for branch in branches if branch.key not in self._calls]
 
     def _twin(self, episode: _Episode, number: int) -> _Episode | None:
-        """Another branch from this state; None, counted and told, where its environment cannot be had."""
+        """Another branch from this state; None, counted and reported, where its environment cannot be copied."""
         runner, before = self._runner, episode.environment
         assert before is not None and runner._make is not None
         is_replay = bool(episode.answered)
@@ -776,7 +776,7 @@ class _Play:
         self._end(episode, StopReason.FAILED)
 
     def _end(self, episode: _Episode, reason: StopReason) -> None:
-        """An episode is over, for every role that has written in it."""
+        """End an episode for every role that has written in it."""
         seats = list(episode.table.seats.values()) or [episode]
         for seat in seats:
             if seat.request is not None:
@@ -840,7 +840,7 @@ def _returned(episode: _Episode, reason: StopReason) -> float | None:
 
 
 def _speaker(message: Message) -> str:
-    """Who said what an environment answered: a turn of the `assistant` is always the policy's own."""
+    """The role of an environment's message: `assistant` is always the policy's own."""
     role = str(message["role"])
     return "environment" if role == "assistant" else role
 

@@ -215,5 +215,5 @@ def _compared(table: TokenTable, tokens: Sequence[int], tokenizer: Any) -> tuple
 
 
 def _plain(text: str) -> str:
-    """Without the blanks that tokenizers write in their own ways."""
+    """A token's text without the blank markers, which differ between tokenizers."""
     return text.replace("\u0120", " ").replace("\u2581", " ").replace("\u010a", "\n").strip()

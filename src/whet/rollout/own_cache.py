@@ -68,7 +68,7 @@ class CachedRows:
 
 
 class WholeRows:
-    """The same without a cache: for every token, all rows from their beginning, padded on the right."""
+    """Decodes without a cache: for every token, all rows are computed from their beginning, padded on the right."""
 
     def __init__(self, lm: CausalLM, budget: int) -> None:
         self._lm, self._budget = lm, budget
@@ -160,7 +160,7 @@ def _cache_refusal(lm: CausalLM, lengths: tuple[int, int], tolerance: float) -> 
 
 
 class OwnCacheBackend(DecodeBackend):
-    """On the model itself, whose cache has one length for all rows: a conversation is read anew for every turn."""
+    """Decodes with the model's own cache, which has one length for all rows; every turn reads its conversation anew."""
 
     def __init__(
         self, lm: CausalLM, job: DecodeJob, rows: int, reader: type[CachedRows] | type[WholeRows] = CachedRows

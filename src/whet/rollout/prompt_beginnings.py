@@ -22,7 +22,7 @@ class Beginning:
 
 
 def shared_beginnings(held: Sequence[tuple[int, ...]], prompts: Sequence[tuple[int, ...]]) -> list[Beginning]:
-    """Where each prompt takes its beginning from. At least its last token is left to read: its state is wanted.
+    """The held prompt from which each prompt copies its beginning. At least the last token is left to read.
 
     Prompts take turns so that no token is read twice; nothing is taken over where that saves too little.
     """

@@ -121,7 +121,7 @@ def batch(value: Any, run: ForeignRun) -> Settings:
 
 
 def update_size(value: Any, run: ForeignRun) -> Settings:
-    """Beside `rollout_batch_size`, which counts the prompts, this only cuts the batch; else it is the batch."""
+    """The batch size, where rows are trained on; in RL it only divides the batch, which other settings size."""
     return {} if run.kind == "policy" else batch(value, run)
 
 
@@ -338,7 +338,7 @@ def kl_control(value: Any, run: ForeignRun) -> Settings:
 
 
 def keep_rounds(value: Any, run: ForeignRun) -> Settings:
-    """Of the filter that is switched on; verl's 0 has no limit."""
+    """The most draws of the filter that is switched on; verl's 0 means no limit."""
     is_used = run.is_on("dynamic_filtering") and number(value) > 0
     return {"objective.keep.rounds": int(number(value))} if is_used else {}
 
@@ -362,7 +362,7 @@ OWN_METHODS = ("cispo", "sapo", "luspo", "vespo")  # losses of TRL's GRPO that a
 
 
 def loss_type(value: Any, run: ForeignRun) -> Settings:
-    """In RL how tokens are counted, or a method; of preferences a method (`whet.settings.migrate`)."""
+    """How tokens are counted, in RL; names of losses that are methods are read by `whet.settings.migrate`."""
     own_counting = text(run.values.get("loss_mode")) in ("gspo", "sapo")  # verl ignores loss_agg_mode there
     if run.kind != "policy" or text(value) in OWN_METHODS or own_counting:
         return {}
@@ -399,7 +399,7 @@ def reference(value: Any, run: ForeignRun) -> Settings:
 
 
 def mismatch(value: Any, run: ForeignRun) -> Settings:
-    """Between vLLM's log-probabilities and the trainer's."""
+    """The rule for log-probabilities of vLLM that differ from the trainer's, where TRL corrects them."""
     if not (run.is_on("vllm_importance_sampling_correction") and run.is_on("use_vllm")):
         return {}
     mode, low = text(run.values.get("vllm_importance_sampling_mode")), "vllm_importance_sampling_clip_min"
@@ -411,7 +411,7 @@ def mismatch(value: Any, run: ForeignRun) -> Settings:
 
 
 def of_critic(key: str) -> Conversion:
-    """Only a method with a critic has it."""
+    """A conversion of a critic's number: only GAE under a plain PPO loss has a critic."""
 
     def convert(value: Any, run: ForeignRun) -> Settings:
         plain_loss = text(run.values.get("loss_mode", "vanilla")) in ("vanilla", "ppo")

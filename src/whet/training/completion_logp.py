@@ -131,7 +131,7 @@ class ReferenceLogp(Protocol):
 def families_logp(
     lm: CausalLM, families: Sequence[Family], micro_batch_tokens: int, packed: bool, ranks: Ranks = ALONE
 ) -> list[tuple[Tensor, ...]]:
-    """As `ReferenceLogp.logp`, of any model."""
+    """`ReferenceLogp.logp` of any model."""
     packed = packed and packs(lm)
     by_family: dict[int, tuple[Tensor, ...]] = {}
 
@@ -291,7 +291,7 @@ def choice_logp(
 
 
 def _encoded(tokenizer: PreTrainedTokenizerBase, question: Prompt, context: int) -> list[Encoded]:
-    """For each choice the question's own tokens, then what the choice adds to them.
+    """For each choice, the question's own tokens and those that the choice adds.
 
     A question that is too long loses its beginning.
     """

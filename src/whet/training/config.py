@@ -499,7 +499,7 @@ def origin_of(name: str) -> str:
 
 
 def resolved_evaluation(run: Mapping[str, Any], *layers: Mapping[str, Any]) -> EvaluationConfig:
-    """Like `resolved`, for a model that is not trained; of a run's own values only those that matter here are used."""
+    """Like `resolved`, for a model that is not trained: a run's own values are used only where they matter here."""
     shared = {key: value for key, value in run.items() if key in EvaluationConfig.model_fields}
     if isinstance(shared.get("data"), Mapping):
         shared["data"] = {key: value for key, value in shared["data"].items() if key in DataSection.model_fields}

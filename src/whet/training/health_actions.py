@@ -19,7 +19,7 @@ HealthAction = Literal["stop", "checkpoint", "lower_rate"]
 
 @dataclass
 class HealthWatch:
-    """For how many steps each problem has held, and what is left of the learning rate; part of every checkpoint."""
+    """How many steps each problem has held, and what is left of the learning rate; part of every checkpoint."""
 
     policy: HealthSection  # with the names of rules
     streaks: dict[str, int] = field(default_factory=dict)

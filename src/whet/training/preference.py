@@ -299,7 +299,7 @@ def _labels(rows: Sequence[PreferenceRow]) -> Tensor | None:
 
 
 def _mismatched(rows: Sequence[PreferenceRow]) -> list[PreferenceRow]:
-    """Each prompt with the completions to another of the step."""
+    """The rows with each prompt paired with completions to another prompt of the step."""
     groups: dict[tuple[int, ...], int] = {}
     prompts = [row.family[0].tokens[: row.family[0].action.index(True)] for row in rows]
     numbers = torch.tensor([groups.setdefault(prompt, len(groups)) for prompt in prompts])

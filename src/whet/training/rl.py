@@ -176,7 +176,7 @@ class RLTrainer(Trainer):
 
     @property
     def shown(self) -> str:
-        """Its demonstrations in words; empty where there are none."""
+        """The demonstrations in words; empty where there are none."""
         return "" if self._models.demonstrations is None else self._models.demonstrations.said
 
     @property

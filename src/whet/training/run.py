@@ -131,7 +131,7 @@ class Stateful(Protocol):
     """What a run depends on besides its trainer, such as a reward that remembers."""
 
     def state(self) -> Any:
-        """As JSON."""
+        """The state as JSON."""
         ...
 
     def restore(self, state: Any) -> None:
@@ -429,7 +429,7 @@ def refuse_lost(record: RunRecorder, step: int) -> None:
 
 
 def _spent(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Where the time of the recorded steps and evaluations went."""
+    """Seconds by phase, over the recorded steps and evaluations."""
     spent: dict[str, float] = {}
     for report in step_reports(lines):
         _add(spent, {name: took for name, took in report.seconds.items() if math.isfinite(took)})

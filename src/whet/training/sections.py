@@ -135,7 +135,7 @@ class CriticSection(Section):
 
 
 class TeacherSection(Section):
-    """Whom the policy learns from, where the method learns from a teacher."""
+    """The teacher the policy learns from, in methods that have one."""
 
     name: str = Field("", description="the teacher: a model as in model.name, a run folder, or self: the policy")
     device: str = Field("", description="where the teacher computes; empty: on the policy's device")

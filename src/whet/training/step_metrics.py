@@ -181,7 +181,7 @@ def tree_counts(samples: Sequence[Sample]) -> dict[str, int]:
 
 
 def _first(sample: Sample) -> int:
-    """Where the policy's first token stands."""
+    """The index of the policy's first token."""
     return int(sample.action.int().argmax()) if sample.num_actions else len(sample.tokens)
 
 
@@ -319,7 +319,7 @@ def repetition(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def refused_majorities(groups: Sequence[Group]) -> dict[str, float]:
-    """Where most completions of a group give one answer: the share of groups, and of them those it is wrong in.
+    """The share of groups that mostly agree on one answer, and how often that answer is wrong.
 
     A model that is sure and refused either errs the same way each time, or the gold answer does.
     """

@@ -47,7 +47,7 @@ class NotFinite(UpdateRefused):
 
 
 class NoGradient(UpdateRefused):
-    """Nothing would be learned, although there is something to learn."""
+    """No weight would get a gradient, although there is something to learn."""
 
 
 @dataclass(frozen=True)
@@ -321,7 +321,7 @@ def _backward(values: Sequence[Tensor], apart: bool) -> None:
 
 
 def _anchored(value: Tensor, scores: TokenScores, ranks: Ranks) -> Tensor:
-    """With other ranks every pass has its backward pass, also one whose loss is a constant."""
+    """The loss, tied to the scores: with other ranks every pass needs its backward pass, even for a constant loss."""
     if ranks.size == 1 or value.requires_grad or not scores.logp.requires_grad:
         return value
     return value + 0.0 * scores.logp.sum()

@@ -77,7 +77,7 @@ class TrlEnvironment:
         return StepResult(reward=await self._reward(), done=True) if result.done else result
 
     async def cut_off(self, reason: StopReason) -> float | None:
-        """A limit ended the episode: it is scored as it stands."""
+        """Score the episode as it stands, because a limit ended it."""
         return await self._reward()
 
     def close(self) -> None:

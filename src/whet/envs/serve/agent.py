@@ -48,7 +48,7 @@ LONGEST_VARIABLE = 100_000  # bytes; the system refuses longer ones
 
 @dataclass(frozen=True)
 class AgentLimits:
-    """Where an episode of a program ends that does not end by itself."""
+    """The limits that end an episode whose program does not end by itself."""
 
     calls: int = 64  # of an episode
     tokens: int = 0  # behind the first prompt of a conversation; 0: what the context leaves
@@ -58,7 +58,7 @@ class AgentLimits:
 
 @dataclass(eq=False)
 class _AgentEpisode:
-    """A program at work."""
+    """An episode that a program is playing."""
 
     record: CallRecord
     prompt: Prompt

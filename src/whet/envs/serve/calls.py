@@ -44,12 +44,12 @@ class ModelCall:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """Prompt and completion."""
+        """The tokens of the prompt and the completion."""
         return self.prompt if self.sample is None else tuple(self.sample.tokens.tolist())
 
     @property
     def path(self) -> list[ModelCall]:
-        """From the root to this call."""
+        """The calls from the root to this one."""
         calls = [self]
         while calls[-1].parent is not None:
             calls.append(calls[-1].parent)
@@ -78,7 +78,7 @@ class CallRecord:
     _asked: Counter[bytes] = field(default_factory=Counter)  # how often a prompt was asked for
 
     def find(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> tuple[ModelCall, int] | None:
-        """The newest completion that these messages go on from, and how many of them it covers."""
+        """The newest completion that these messages continue, and how many of them it covers."""
         keys = _prefix_keys(messages, tools)
         for length in range(len(messages) - 1, 0, -1):
             if messages[length - 1]["role"] == "assistant" and (call := self._known.get(keys[length - 1])) is not None:
@@ -93,7 +93,7 @@ class CallRecord:
     def remember(
         self, call: ModelCall, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], answer: Message
     ) -> None:
-        """Note what the client was sent, so that a later request can go on from it."""
+        """Note what was sent to the client, so that a later request can continue from it."""
         key = _prefix_keys([*messages, answer], tools)[-1]
         self._known[key] = call
         self._known.move_to_end(key)

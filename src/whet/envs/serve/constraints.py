@@ -55,7 +55,7 @@ class Grammars:
         return self._checked("\n".join(lines), "tools")
 
     def constraint(self, grammar: str) -> TokenConstraint:
-        """For one completion."""
+        """A fresh constraint for one completion."""
         import llguidance
 
         return _Grammar(llguidance.LLMatcher(self._vocabulary(), grammar), self._ends, len(self._tokenizer))

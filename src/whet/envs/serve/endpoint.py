@@ -50,7 +50,7 @@ class HttpEndpoint:
 
     @property
     def address(self) -> str:
-        """Without a path; clients of OpenAI's want /v1 behind it."""
+        """The server's URL without a path; OpenAI clients need /v1 appended."""
         return self._server.address
 
     def allow(self, token: str, record: CallRecord) -> None:

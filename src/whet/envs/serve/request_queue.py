@@ -200,12 +200,12 @@ class RequestQueue:
         return [] if self._opened is None else list(self._opened.writing.values())
 
     def wait(self, seconds: float) -> None:
-        """Until somebody hands in a request, or calls `wake`."""
+        """Wait until somebody hands in a request or calls `wake`, at most so many seconds."""
         self._wake.wait(seconds)
         self._wake.clear()
 
     def take(self) -> None:
-        """Look for new requests."""
+        """Move the requests that have arrived to those that wait."""
         while True:
             try:
                 self.waiting.append(self._queue.get_nowait())
@@ -478,7 +478,7 @@ class RequestQueue:
             raise BadCall(str(error)) from error
 
     def _prompted(self, record: CallRecord, request: CallRequest) -> ModelCall:
-        """The tokens of a request: those that were sampled are taken as they are."""
+        """The tokens of a request; those that were sampled earlier are reused, not tokenized again."""
         if request.tokens is not None:
             size = len(self._tokenizer)
             if max(request.tokens) >= size:
@@ -665,7 +665,7 @@ def _remembered(
 
 
 def _fits(shape: SessionShape, length: int, budget: int) -> bool:
-    """What stands behind the room for prompts has to find its own."""
+    """Whether the request fits: its budget must find room behind the room for prompts."""
     return max(0, length - shape.prompt_tokens) + budget <= shape.growth
 
 

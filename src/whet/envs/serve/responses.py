@@ -71,7 +71,7 @@ def _tool(tool: Any) -> Any:
 
 
 def response_json(request: CallRequest, result: ServedCompletions, model: str) -> dict[str, Any]:
-    """The whole answer."""
+    """The whole answer of a request to /v1/responses, as JSON."""
     (choice,) = result.choices
     counts = wire.usage(result)
     cut = choice.finish == "length"

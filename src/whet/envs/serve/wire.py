@@ -36,7 +36,7 @@ class BadCall(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """As OpenAI's clients expect it."""
+        """The response body that OpenAI's clients expect."""
         kinds = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
         kind = kinds.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}

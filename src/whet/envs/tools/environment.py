@@ -150,7 +150,7 @@ class CallFormat:
     openings: tuple[str, ...] | None = None  # texts that a call begins with; None: a call may begin with anything
 
     def said(self, text: str) -> str:
-        """Of a text that is being written, what is certainly no part of a call, nor blanks in front of one."""
+        """The part of an unfinished text that is certainly not a tool call, without trailing blanks."""
         if self.openings is None or text[:1].isspace():
             return ""
         ends = [_first_opening(text, opening) for opening in self.openings]
@@ -206,7 +206,7 @@ class _Answer:
 
 
 class ToolEnvironment:
-    """One episode with tools."""
+    """One episode in which the policy may call tools."""
 
     waits_for_calls_only = True
 

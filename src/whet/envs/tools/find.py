@@ -29,7 +29,7 @@ MOST_CALLS = 16  # of one turn
 
 
 def find_tools(spec: str | Callable[..., Any], settings: Mapping[str, Any] = NO_SETTINGS) -> ToolSource:
-    """The tools that a name, a function or a class stands for, checked."""
+    """The tools behind a name, a function or a class, checked."""
     if isinstance(spec, str):
         return _named(spec, settings)
     if isinstance(spec, Tool):

@@ -80,7 +80,7 @@ def call_format_of(
 
 
 def _instructing_role(tokenizer: Any) -> str:
-    """Whose message holds the instructions: the system's where the template shows it."""
+    """The role whose message holds the instructions: the system where the template shows it, else the user."""
     probe = "probe0instructions"
     try:
         shown: str = templated(
@@ -92,7 +92,7 @@ def _instructing_role(tokenizer: Any) -> str:
 
 
 def _answering_role(tokenizer: Any, history: str) -> str:
-    """Who brings the results: the tool where the template knows that role, else the user."""
+    """The role that brings tool results: the tool where the template knows that role, else the user."""
     try:
         turn_renderer(tokenizer, chat=True, history=history, roles=("tool",))
     except WhetError:

@@ -118,7 +118,7 @@ class PairCompletions:
 
     @property
     def ref_logp(self) -> Tensor:
-        """[B, S]."""
+        """The reference's summed log-probabilities [B, S]."""
         if self.batch.ref_logp is None:
             raise ValueError("the method compares with a reference and the batch has no ref_logp")
         return self._safe(summed(self.batch, self.batch.ref_logp.to(self.logp.dtype)))

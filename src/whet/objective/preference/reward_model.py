@@ -35,7 +35,7 @@ class RankBatch:
 
     @property
     def counted(self) -> Tensor:
-        """bool [B]."""
+        """Which rows have something to be judged: bool [B]."""
         return self.better.flatten(1).any(-1)
 
 

@@ -60,7 +60,7 @@ class BoardAccess:
 
     @property
     def cookie(self) -> str:
-        """Its name; browsers share cookies between the ports of a machine."""
+        """The cookie's name, which has the port in it: browsers share cookies between the ports of a machine."""
         return f"whet_board_{self.port}"
 
     def check_host(self, headers: Mapping[str, str]) -> None:

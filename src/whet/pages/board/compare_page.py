@@ -143,7 +143,7 @@ class ComparedAxis:
     size: float = 1.0  # seconds of a unit
 
     def place(self, run: ComparedRun) -> Callable[[float], float] | None:
-        """From a step of a run to its place on the axis; None where that is not known, or not yet."""
+        """A function from a run's step to its x coordinate; None where it is not known, or not yet."""
         if self.name == "step":
             return float
         course = self.of(run)

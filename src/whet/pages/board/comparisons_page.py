@@ -17,7 +17,7 @@ UNREADABLE = "compare.json cannot be read: it is damaged, being written, or of a
 
 
 def add_routes(app: BoardApp, board: Board) -> None:
-    """The pages of comparisons."""
+    """Add the pages of comparisons."""
 
     def page(request: BoardRequest) -> BoardResponse:
         folder = board.find(request.path["run"], COMPARISON)

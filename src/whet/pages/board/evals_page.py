@@ -39,7 +39,7 @@ class ListedEval:
 
 
 def add_routes(app: BoardApp, board: Board) -> None:
-    """The page of evaluations."""
+    """Add the page that lists all evaluations."""
 
     def page(request: BoardRequest) -> BoardResponse:
         folders = list(board.look().values())

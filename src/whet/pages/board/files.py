@@ -43,7 +43,7 @@ class FileState:
 
 
 def file_state(path: Path | str) -> FileState | None:
-    """None where there is no regular file."""
+    """The size, time and identity of a regular file; None where there is none."""
     try:
         status = os.stat(path, follow_symlinks=False)
     except (OSError, ValueError):
@@ -85,7 +85,7 @@ def visible(text: str) -> str:
 
 @dataclass
 class LogPart:
-    """What was read."""
+    """A part of a growing log: the lines that were read."""
 
     lines: list[tuple[int, bytes]] = field(default_factory=list)  # where each begins, and its text
     is_anew: bool = False  # what was read before no longer stands: these are the first lines
@@ -231,7 +231,7 @@ def spaced_lines(path: Path, count: int, block: int = 1 << 13) -> list[tuple[int
 
 @dataclass(frozen=True)
 class FoundFolder:
-    """Something to look at."""
+    """A folder on the board: a run, a pipeline or a comparison."""
 
     id: str
     kind: str

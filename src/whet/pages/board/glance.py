@@ -80,7 +80,7 @@ class RunGlances:
         self._unread: list[FoundFolder] = []  # the next one last
 
     def update(self, runs: Iterable[FoundFolder]) -> None:
-        """Find out which runs have to be read: first those that were read before, then the last that were written."""
+        """Decide which runs to read next: first those known already, then the most recently written."""
         present, ranked = set(), []
         for run in runs:
             present.add(run.id)
@@ -95,7 +95,7 @@ class RunGlances:
                 del self._known[gone]
 
     def read(self, seconds: float = math.inf) -> int:
-        """Read for about so long; how many runs are left."""
+        """Read runs for about so many seconds; returns how many are left."""
         until = time.monotonic() + seconds
         while True:
             with self._reading:  # one at a time: nothing is left where nothing is unread

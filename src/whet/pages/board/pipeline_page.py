@@ -21,7 +21,7 @@ NOT_YET = (
 
 
 def add_routes(app: BoardApp, board: Board) -> None:
-    """The pages of pipelines."""
+    """Add the pages of pipelines."""
 
     def page(request: BoardRequest) -> BoardResponse:
         folder = board.find(request.path["run"], PIPELINE)

@@ -85,7 +85,7 @@ class RunReader:
     # reading
 
     def catch_up(self, seconds: float = 0.05) -> bool:
-        """Read on for about so long; True when everything was read."""
+        """Read on for about so many seconds; True when everything has been read."""
         until = time.monotonic() + seconds
         with self._lock:
             while True:
@@ -112,7 +112,7 @@ class RunReader:
         return self._log.is_changed
 
     def _state(self) -> ReadState:
-        """All of the log where it was read, else a first look at it."""
+        """The state after reading the whole log, or a first look at it."""
         size = self._log.size
         if not self.is_complete and size <= SMALL:
             self.catch_up(1.0)
@@ -131,7 +131,7 @@ class RunReader:
             return self._summary[1], self._summary[2]
 
     def config(self) -> str:
-        """config.toml as text."""
+        """The text of config.toml."""
         with self._lock:
             state = file_state(self.folder / CONFIG)
             if self._config is None or self._config[0] != state:
@@ -178,14 +178,14 @@ class RunReader:
             return RunView(record, status, self.is_complete, spans, tuple(remarks), self.generation)
 
     def names(self) -> list[str]:
-        """The columns there are."""
+        """The names of the columns."""
         with self._lock:
             return self._state().envelopes.names
 
     def points(
         self, names: Sequence[str], start: float | None = None, end: float | None = None, most: int = 600
     ) -> dict[str, SeriesPoints]:
-        """Columns between two steps, at most so many points each."""
+        """Columns between two steps, with at most `most` points each."""
         with self._lock:
             envelopes = self._state().envelopes
             zoomed = start is not None or end is not None
@@ -196,7 +196,7 @@ class RunReader:
             return {name: envelopes.points(name, start, end, most) for name in names}
 
     def last_values(self, name: str, count: int) -> list[float]:
-        """The last values of a column, at most so many."""
+        """The last `count` values of a column."""
         with self._lock:
             return self._state().envelopes.last_values(name, count)
 
@@ -299,7 +299,7 @@ def is_newer(version: str, than: str) -> bool:
 
 
 def _spans(state: ReadState, record: RunRecord) -> tuple[FindingSpan, ...]:
-    """Every problem that any step recorded or that holds, then the notes of the last step."""
+    """Every problem that any step recorded or that still holds, then the notes of the last step."""
     if not record.steps:
         return ()
     try:

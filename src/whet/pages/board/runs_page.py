@@ -122,7 +122,7 @@ def list_query(request: BoardRequest) -> ListQuery:
 
 
 def add_routes(app: BoardApp, board: Board) -> None:
-    """The list of runs."""
+    """Add the list of runs."""
 
     def page(request: BoardRequest) -> BoardResponse:
         runs, num_unread = board.runs(LIST_SECONDS)

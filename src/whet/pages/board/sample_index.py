@@ -73,7 +73,7 @@ class SampleIndex:
         return self._log.is_changed
 
     def refresh(self, seconds: float = 0.1) -> bool:
-        """Read on for about so long; True when the end of the log is reached."""
+        """Read on for about so many seconds; True when the end of the log is reached."""
         until = time.monotonic() + seconds
         with self._lock:
             while len(self) < MOST_SAMPLES:
@@ -202,7 +202,7 @@ def token_line(path: Path, step: int, index: int) -> dict[str, Any] | None:
 
 
 def _next_line(descriptor: int, offset: int, end: int) -> tuple[int | None, tuple[int, int]]:
-    """Where the first line at or behind a place begins, and its step and place; None where none begins before `end`.
+    """The byte and the (step, place) of the first line at or behind `offset`; None where none begins before `end`.
 
     A line that is none of ours is passed over.
     """
@@ -293,7 +293,7 @@ class TextSearch:
         self._lock = threading.Lock()
 
     def matches(self, numbers: NDArray[np.int64], places: NDArray[np.int64], until: float) -> tuple[list[int], int]:
-        """Those of the samples that contain it, in order, and how many were looked at before the time was up."""
+        """The numbers of the samples that contain the text, in order, and how many were looked at in time."""
         with self._lock:
             if self._index.generation != self._generation:
                 self._verdicts.clear()
@@ -395,7 +395,7 @@ def _order(sort: str, columns: Mapping[str, NDArray[Any]], numbers: NDArray[np.i
 
 
 def folded(index: SampleIndex, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Of each prompt the first of these samples, in their order, and how many of them the prompt has."""
+    """The first of these samples for each prompt, in their order, and how many of them the prompt has."""
     prompts = np.array(index.columns()["prompt"])[numbers]
     _, first, counts = np.unique(prompts, return_index=True, return_counts=True)
     order = np.argsort(first, kind="stable")

@@ -49,11 +49,11 @@ class BoardServer:
 
     @property
     def address(self) -> str:
-        """Where the board answers."""
+        """The board's URL."""
         return self._server.address
 
     def start(self) -> None:
-        """Answer from now on."""
+        """Start answering requests."""
         app = BoardApp(self.access)
         app.get("/static/{digest}/{name}", serve_asset)
         for family in FAMILIES:

@@ -90,7 +90,7 @@ class Watcher:
             self._thread.join(timeout=5)
 
     def wake(self) -> None:
-        """There is something to read."""
+        """Tell the thread that there is something to read."""
         self._wanted.set()
 
     def notice(self) -> None:
@@ -398,7 +398,7 @@ class Board:
         return self._glances.one(folder)
 
     def runs(self, seconds: float = math.inf) -> tuple[list[RunGlance], int]:
-        """Every run that could be read within so long, the newest first, and how many are still to be read."""
+        """Every run that could be read within so many seconds, newest first, and how many are still to be read."""
         if time.monotonic() - self._looked > FRESH:
             self.look()
         left = self._glances.read(seconds)
@@ -453,7 +453,7 @@ def _digest_of(name: str) -> str:
 
 
 def asset_address(name: str) -> str:
-    """Where an asset is served: a new content has a new address, so a browser may keep it for good."""
+    """The URL of an asset: it changes with the content, so a browser may cache it for good."""
     return f"/static/{_digest_of(name)}/{name}"
 
 

@@ -99,7 +99,7 @@ class LabTable:
     refused: str = ""  # why there is nothing to draw: the component's own complaint
 
     def record(self) -> dict[str, Any]:
-        """For JSON: numbers of four digits, None where a number is not finite."""
+        """The table as JSON: numbers have four digits, None where a number is not finite."""
         return {
             "charts": [
                 {"title": chart.title, "note": chart.note, "overlay": chart.overlay, "spec": _short_spec(chart.spec)}
@@ -157,7 +157,7 @@ class Experiment:
         yield from spread(0, {})
 
     def record(self) -> dict[str, Any]:
-        """For JSON, without tables."""
+        """The experiment as JSON, without its tables."""
         return {
             "name": self.name,
             "title": self.title,
@@ -263,5 +263,5 @@ def chart_spec(
 
 
 def evenly(low: float, high: float, count: int) -> list[float]:
-    """So many numbers from `low` to `high`, equally far apart."""
+    """`count` numbers from `low` to `high` at equal distances."""
     return [low + (high - low) * index / (count - 1) for index in range(count)]

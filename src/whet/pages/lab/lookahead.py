@@ -45,7 +45,7 @@ def _misjudged() -> Tensor:
 
 
 def all_tokens() -> Tensor:
-    """Every episode there is, each as likely as any other; the first half begins with a good token."""
+    """Every possible episode, all equally likely; the first half begins with a good token."""
     return torch.tensor(list(product((1, 0), repeat=TOKENS)))
 
 

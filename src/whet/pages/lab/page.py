@@ -38,7 +38,7 @@ MODULES = (groups, clip_weights, rare_token, ratio_noise, shares, kl_estimates, 
 
 @cache
 def experiments() -> tuple[Experiment, ...]:
-    """All of them, in the order of the page."""
+    """All experiments, in the order of the page."""
     return tuple(module.experiment() for module in MODULES)
 
 

@@ -101,7 +101,7 @@ def _table(settings: lab.LabSettings) -> lab.LabTable:
 
 
 def _feasible(margin: float, split: str, rejected_tokens: int) -> bool:
-    """No token's probability is above 1."""
+    """Whether no token's probability exceeds 1."""
     share = {"both": 0.5, "chosen": 1.0, "rejected": 0.0}[split]
     moved = ((share * margin) / TOKENS, -((1 - share) * margin) / rejected_tokens)
     return all(REF_LOGP + change < 0 for change in moved)

@@ -85,7 +85,7 @@ def expected_push(
 
 
 def _with_turns(batch: TokenBatch, completions: Sequence[ToyCompletion], kind: Tensor) -> TokenBatch:
-    """Every token is a turn, and has earned what its completion says."""
+    """The batch with every token as a turn, which earned what its completion says."""
     width = batch.action.shape[1]
     earned = torch.full((len(completions), width), float("nan"), dtype=torch.float64)
     for row, completion in zip(earned, completions, strict=True):

@@ -108,7 +108,7 @@ def _timeouts(history: History) -> HealthFinding | None:
     depth=3,
 )
 def _flat(history: History) -> HealthFinding | None:
-    """Nothing learned over the whole run: a gain would have shown, or the policy has not moved."""
+    """A run in which nothing was learned: a gain would have shown, or the policy has not moved."""
     scores = history.scores
     if len(scores) < FEWEST_UNMOVED or history.doing_well or NEAR_TOP <= history.score <= 1:
         return None

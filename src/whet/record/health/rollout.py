@@ -162,7 +162,7 @@ def _slower(history: History) -> HealthFinding | None:
     depth=3,
 )
 def _elsewhere(history: History) -> HealthFinding | None:
-    """Where the time of a long run goes that is neither writing nor learning."""
+    """A long run that spends its time neither writing nor learning."""
     spent: defaultdict[str, float] = defaultdict(float)
     for step in history.steps:
         for name, took in step.seconds.items():
@@ -199,7 +199,7 @@ def _elsewhere(history: History) -> HealthFinding | None:
     is_stated=True,
 )
 def _slow_path(history: History) -> HealthFinding | None:
-    """By what the run says of itself: a GPU that is not given whole decode steps waits for Python between them."""
+    """A run that says its GPU does not get whole decode steps: it waits for Python between them."""
     path, _, reason = str(history.settings.get(DECODING) or "").partition(" (")
     if not str(history.settings.get(DEVICE) or "").startswith("cuda") or not reason:
         return None

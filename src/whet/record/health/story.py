@@ -66,7 +66,7 @@ class Story:
         return lines
 
     def values(self) -> dict[str, Any]:
-        """As JSON."""
+        """The story as JSON."""
         return {
             "state": self.state,
             "headline": self.headline,

@@ -36,7 +36,7 @@ class BudgetPoint(IntervalEstimate):
 
 @dataclass(frozen=True)
 class LengthSummary:
-    """Tokens of the completions."""
+    """The lengths of the completions, in tokens."""
 
     mean: float
     median: float
@@ -48,7 +48,7 @@ class LengthSummary:
 
 @dataclass(frozen=True)
 class EvalSummary:
-    """All of it for one model on one task. What does not apply is None or empty."""
+    """The evaluation of one model on one task. What does not apply is None or empty."""
 
     prompts: int
     samples: int
@@ -167,7 +167,7 @@ def _budget_points(attempts: Sequence[Sequence[Attempt]], is_share: bool) -> tup
 def _by_label(
     attempts: Sequence[Sequence[Attempt]], labels: Sequence[str], value: Callable[[Attempt], float], is_share: bool
 ) -> dict[str, IntervalEstimate]:
-    """All prompts under "", and those of each label."""
+    """Estimates over all prompts, under "", and over those of each label."""
     parts = {"": list(attempts)}
     for label, row in zip(labels, attempts, strict=bool(labels)):
         parts.setdefault(label, []).append(row)

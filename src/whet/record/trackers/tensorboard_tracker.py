@@ -84,7 +84,7 @@ def _verbatim(values: Mapping[str, Any]) -> str:
 
 
 def _indented(text: str) -> str:
-    """As a block of code: Markdown shows it as it is."""
+    """The text as a Markdown code block, so that it is shown verbatim."""
     return "\n".join(f"    {line}" for line in text.splitlines())
 
 

@@ -63,7 +63,7 @@ class Tracker(Protocol):
 
     @property
     def place(self) -> str:
-        """Where to look, for people."""
+        """The URL, path or command at which people find the run."""
         ...
 
 

@@ -116,7 +116,7 @@ class Trackers:
 
     @property
     def fact(self) -> str:
-        """Where each service has the run, and which was left out and why."""
+        """A sentence for the run's facts: where each service has the run, and which was left out and why."""
         return "; ".join(
             f"{service.name}: {service.failure}" if service.failure else f"{service.name} ({service.tracker.place})"
             for service in self._services

@@ -91,7 +91,7 @@ def is_supported(answer: str, text: str, question: str) -> bool:
 
 
 def _is_near(number: Fraction, reached: set[Fraction]) -> bool:
-    """There, or there with another sign or as a percentage."""
+    """Whether the number was reached, up to its sign or as a percentage."""
     return any(value in reached for value in (number, -number, number * 100, number / 100))
 
 

@@ -137,7 +137,7 @@ class Judge:
 
     @property
     def prefetches_groups(self) -> bool:
-        """Its questions are about several completions to a prompt."""
+        """Whether a judge asks about several completions to a prompt at once."""
         return self.settings.compare == "group"
 
     def prefetch(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> None:
@@ -254,7 +254,7 @@ class Judge:
         return ranks
 
     def _outcomes(self, pairs: Sequence[tuple[Prompt, str, str]]) -> list[float | Trouble]:
-        """For the first completion of each pair: 1 better, 0 worse, 0.5 a tie."""
+        """The outcome for the first completion of each pair: 1 better, 0 worse, 0.5 a tie."""
         questions = []
         for prompt, one, other in pairs:
             if _trivial_outcome(one, other) is None:

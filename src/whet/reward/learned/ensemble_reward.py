@@ -54,7 +54,7 @@ class EnsembleSettings:
 
     @property
     def places(self) -> list[Place]:
-        """Where each model is, and how it is to be loaded."""
+        """The networks to load, each with its device and dtype."""
         folders = model_folders(self.folder)
         return [Place(folder, self.tokenizer, self.device, self.dtype, self.micro_batch_tokens) for folder in folders]
 

@@ -65,7 +65,7 @@ class CandidateServer(Peer):
         self.loop: Any = None
 
     def listen(self) -> None:
-        """From here on, keep what is printed, warned of and logged for the tests."""
+        """Keep what is printed, warned of and logged from here on, for the tests."""
         sys.stdout, sys.stderr = io.StringIO(), io.StringIO()
         warnings.simplefilter("always")
         warnings.showwarning = lambda message, category, *_: self.heard.append(  # type: ignore[assignment]

@@ -51,7 +51,7 @@ class JobGroup:
         return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
 
     def remove(self) -> None:
-        """Remove the group."""
+        """Remove the control group."""
         with contextlib.suppress(OSError):
             os.rmdir(self.name, dir_fd=self.parent)
 

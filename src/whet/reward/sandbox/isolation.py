@@ -39,7 +39,7 @@ COUNTED = (b"RssAnon", b"RssShmem", b"VmSwap")  # of a process's status: kilobyt
 
 @dataclass
 class Confinement:
-    """Where a worker stands: what holds, and what its jobs need to know."""
+    """What confines a worker, and what its jobs need to know about it."""
 
     folder: str  # the jobs' working directory
     without: frozenset[str] = frozenset()  # of "privilege", "namespaces", "landlock", "seccomp": not to be used

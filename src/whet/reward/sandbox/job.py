@@ -207,5 +207,5 @@ def _prepared_tests(setup: str, tests: tuple[str, ...], program: str, entry_poin
 
 
 def _header(kind: str, limits: Limits) -> dict[str, Any]:
-    """All that the worker itself learns of a job; the rest goes to processes that end with it."""
+    """The part of a job that the worker itself sees; the rest goes to processes that end with the job."""
     return {"kind": kind, "limits": limits.counts(), "wall_seconds": limits.wall_seconds}

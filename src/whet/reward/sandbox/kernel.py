@@ -71,7 +71,7 @@ def _function(name: str) -> Callable[..., int]:
 
 
 def control(option: int, value: int = 0, pointer: object = None) -> int:
-    """prctl(2)."""
+    """Set a property of this process, as in prctl(2)."""
     third = ctypes.c_ulong(0) if pointer is None else pointer
     zero = ctypes.c_ulong(0)
     return _checked(

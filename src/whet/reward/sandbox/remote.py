@@ -104,7 +104,7 @@ class Remote:
 
     @property
     def __cause__(self) -> Any:
-        """Of an exception; None where nobody is left to ask."""
+        """The cause of an exception; None where nobody is left to ask."""
         try:
             return asked(self, "attribute", "__cause__")
         except Exception:

@@ -99,7 +99,7 @@ async def _awaited(value: Any) -> Any:
 
 
 def _shown(value: Any, message: dict[str, Any]) -> str:
-    """As the console of Python shows a value; a tool's as JSON where it has such a form."""
+    """A value as Python's console shows it; a tool's value as JSON where it has such a form."""
     if message["operation"] == "call":
         try:
             return json.dumps(value, ensure_ascii=False)

@@ -88,7 +88,7 @@ def run_test_spec(channel: int, output: int, test_spec: dict[str, Any]) -> None:
 
 
 def _load_error(channel: int) -> str | None:
-    """None where the code has been loaded; else what it met."""
+    """What went wrong when the code was loaded; None where it has been loaded."""
     try:
         answer = wire.receive(channel, wire.LARGEST_PLAIN)
     except wire.ConnectionClosed:

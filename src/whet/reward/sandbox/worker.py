@@ -312,7 +312,7 @@ def _children() -> list[int]:
 
 
 def _processor_seconds(process: int) -> float:
-    """That the process has used, all its threads together; 0 where the system does not say."""
+    """The processor seconds of a process with all its threads; 0 where the system does not say."""
     try:
         return time.clock_gettime(~process << 3 | 2)  # what clock_getcpuclockid gives for it
     except OSError:

@@ -234,7 +234,7 @@ def _unscored(prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[Samp
 
 
 def group_metrics(groups: Sequence[Group], by: str) -> dict[str, float]:
-    """Metrics of scored groups."""
+    """The metrics of scored groups."""
     return {"prompts": float(len(groups)), **eval_metrics(groups, by)}
 
 

@@ -119,7 +119,7 @@ def measured_choices(
 
 
 def evenly(questions: Sequence[Prompt], count: int) -> list[Prompt]:
-    """At most `count` of them at equal distances: the first ones would be of one subject."""
+    """At most `count` questions at equal distances: the first ones would all be of one subject."""
     count = min(count, len(questions))
     if not count:
         raise WhetError("eval.prompts is 0; give the number of questions to ask, such as eval.prompts=1000")

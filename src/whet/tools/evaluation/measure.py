@@ -66,7 +66,7 @@ def cut_at(sample: Sample, budget: int, decode: Decode) -> Sample:
 
 
 def _start(sample: Sample) -> int:
-    """Where the completion begins."""
+    """The index of the completion's first token."""
     return int(sample.action.int().argmax())
 
 
@@ -215,7 +215,7 @@ class EvalPlan:
 
 @dataclass(frozen=True)
 class EvalProgress:
-    """How far it is."""
+    """The progress of an evaluation."""
 
     done: int  # prompts
     total: int
@@ -245,7 +245,7 @@ class MeasuredModel:
 
     @property
     def outcomes(self) -> list[list[float]]:
-        """[prompts][samples] of outcomes."""
+        """The outcomes as lists [prompts][samples]."""
         return [[attempt.outcome for attempt in row] for row in self.attempts]
 
     def prompt_keys(self) -> list[tuple[str, str]]:
@@ -448,7 +448,7 @@ def _attempt(branches: Sequence[Sample], budgets: Sequence[Sequence[Any]]) -> At
 
 
 def _text_logp(logp: Sequence[float], stop: str) -> Sequence[float]:
-    """Without that of the token that ends a completion, where a server does not count it among the written ones."""
+    """The log-probability of the text, without the ending token where a server does not count it as written."""
     return logp[:-1] if len(logp) > 1 and stop == StopReason.END and isnan(logp[-1]) else logp
 
 

@@ -290,7 +290,7 @@ def _scorer(choice: ScorerChoice, settings: Mapping[str, Any]) -> Reranker:
 
 
 def _separator(section: RerankSection, scorer: Reranker) -> str:
-    """Where a step of a search ends."""
+    """The text that ends a step of a search."""
     if steps_of(scorer.reward) is None:
         raise WhetError(
             f"--search steps needs scores of steps, and {scorer.name} scores whole completions; give --rerank RUN of "

@@ -41,7 +41,7 @@ class EvalCell:
 
     @property
     def task(self) -> str:
-        """Where the prompts come from."""
+        """The task or file that the prompts come from."""
         return self.config.eval.source or self.config.data.source
 
 

@@ -188,7 +188,7 @@ def agreement(labels: Sequence[StepLabels], truth: Sequence[Sequence[float | Non
 def labelled_row(
     solution: Solution, labels: StepLabels, separator: str, provenance: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """As `whet.data.step_rows` reads it; `provenance` names the model and its settings."""
+    """A row as `whet.data.step_rows` reads it; `provenance` names the model and its settings."""
     prompt = solution.prompt
     prompt_value: Any = prompt.text if prompt.text is not None else [dict(message) for message in prompt.messages]
     answer = {} if prompt.answer is None else {"answer": prompt.answer}
@@ -367,7 +367,7 @@ def _provenance(config: EvaluationConfig, spec: LabelSpec, runtime: Runtime) -> 
 
 
 def model_facts(config: EvaluationConfig, runtime: Runtime) -> dict[str, Any]:
-    """Whose completions they are, and how they are drawn."""
+    """The model that writes the completions and its sampling, as facts."""
     model: Any = runtime.loaded.model
     weights = runtime.loaded.source if model is None else weights_digest(model)[:12]  # a server shows no weights
     return {

@@ -172,7 +172,7 @@ class _Simulation:
         self._left_at = self._now
 
     def _pace_training(self) -> None:
-        """When the training ends, where the engine has begun or stopped since it was said."""
+        """Reschedule the end of training, since the engine has begun or stopped."""
         busy = any(engine.rows for engine in self._engines)
         pace = self._model.both_busy if busy else 1.0
         if self._training and pace != self._pace:
@@ -200,7 +200,7 @@ class _Simulation:
         heapq.heappush(self._events, (time, self._order, kind, who, epoch))
 
     def _admit(self) -> None:
-        """As many groups as the window has room for; each completion to the engine with the fewest."""
+        """Ask for as many groups as the window has room for; each completion goes to the engine with the fewest."""
         model, touched = self._model, set()
         while self._window.room > 0:
             number = self._window.admit()
@@ -231,7 +231,7 @@ class _Simulation:
         engine.at = self._now
 
     def _fill(self, number: int) -> None:
-        """Seats for those that wait; then when the next row ends."""
+        """Give free rows to waiting completions, then schedule when the next row ends."""
         engine = self._engines[number]
         while engine.waiting and len(engine.rows) < self._model.rows_per_engine:
             completion, tokens = engine.waiting.popleft()
@@ -325,7 +325,7 @@ class _Simulation:
 
 
 def simulate(model: ClusterModel, steps: int = 12) -> Simulated:
-    """Run so many steps after a warm-up."""
+    """Simulate `steps` steps after a warm-up."""
     warm = model.max_staleness + WARM_UP
     run = _Simulation(model, warm + steps + 1)
     run.run()

@@ -46,7 +46,7 @@ CPU_PROCESS = 0.396 * 2**30
 
 @dataclass(frozen=True)
 class MemoryLine:
-    """One thing in memory."""
+    """One item of the memory table."""
 
     name: str
     bytes: float
@@ -55,12 +55,12 @@ class MemoryLine:
 
     @property
     def gigabytes(self) -> float:
-        """In units of 10^9 bytes."""
+        """The bytes in units of 10^9."""
         return self.bytes / GIGA
 
     @property
     def stands(self) -> bool:
-        """Between updates too."""
+        """Whether the memory stays occupied between updates."""
         return {"rollout", "scores"} <= set(self.phases)
 
 
@@ -130,7 +130,7 @@ def _times(count: float, size: float, what: str = "weights") -> str:
 
 
 def _weights(work: Workload) -> Iterator[MemoryLine]:
-    """The policy's own copies."""
+    """The memory of the policy: its weights, gradients and optimizer states."""
     yield from _model(work, "policy", work.samples)
     trained = work.trained_weights
     kind = f"adapters of rank {work.lora_rank}" if work.lora_rank else "policy"
@@ -166,7 +166,7 @@ def _gathered(work: Workload) -> Iterator[MemoryLine]:
 
 
 def _model(work: Workload, whose: str, samples: bool) -> Iterator[MemoryLine]:
-    """Weights as they are kept, and what the products read: the same where that is bf16, else a copy."""
+    """The memory of kept weights and of those that products read: the same where that is bf16, else a copy."""
     shape, count = work.shape, work.shape.weights
     if work.ranks > 1:
         share, note = _shards(work)
@@ -307,7 +307,7 @@ class _Moment:
 
 
 def _moments(work: Workload, gradients: Sequence[MemoryLine]) -> Iterator[_Moment]:
-    """Those that may be the largest. The critic's trunk is walked back before the policy's."""
+    """The moments that may use the most memory. The critic's trunk is walked back before the policy's."""
     shape, pairs = work.shape, work.update_rows
     every = frozenset(line.name for line in gradients)
     of_critic = frozenset(name for name in every if name.startswith("critic"))
@@ -415,7 +415,7 @@ def _bytes_per_token(work: Workload) -> int:
 
 
 def _rows_that_fit(work: Workload, rows: int, free: float) -> int:
-    """As the sampler decides: as many as take six tenths of what is free, at least those of the smallest graph."""
+    """The rows the sampler would decode at once: those that fit in six tenths of free memory, or the smallest graph."""
     group = min(work.group_size if work.draws else 1, 32)
     share = work.prompt_tokens / group
     prompt = max((2 if group > 1 else 1.125) * share, min(8 * share, work.completion_tokens))
@@ -428,7 +428,7 @@ def _rows_that_fit(work: Workload, rows: int, free: float) -> int:
 
 
 def _slots_per_row(work: Workload) -> float:
-    """Of conversations, as a session of the sampler decides."""
+    """Prompt slots per row of conversations, as a session of the sampler sets them."""
     return 1.0 if work.on_cpu else min(1.0, max(0.25, work.completion_tokens / work.prompt_tokens))
 
 

@@ -50,7 +50,7 @@ WRITTEN = re.compile(r"(?:(\d+)\s*x\s*)?(?:(\d+(?:\.\d+)?)\s*(GB|GiB)|([A-Za-z]\
 
 @dataclass(frozen=True)
 class Devices:
-    """`count` devices alike."""
+    """`count` devices of the same kind."""
 
     count: int
     memory: float  # bytes of each
@@ -97,7 +97,7 @@ REFERENCES = frozenset(("ref_logp", "divergence"))  # needs of an objective that
 
 @dataclass(frozen=True)
 class Workload:
-    """One run. Rows without completions of their own (demonstrations) count as prompts of a group of one."""
+    """What one run asks of its devices. Rows without completions to sample count as prompts of a group of one."""
 
     shape: ModelShape
     method: str = ""
@@ -149,7 +149,7 @@ class Workload:
 
     @property
     def computed_share(self) -> float:
-        """Of what the leaves of an episode hold behind its prompt, the tokens that are there once.
+        """The share of all leaves' tokens behind the prompt that remains when shared ones are counted once.
 
         The tree that shares the least: it branches behind every turn from the first on, until it has its leaves, and
         its turns are of one length. Then min(width^d, leaves) branches have a turn d.
@@ -158,7 +158,7 @@ class Workload:
 
     @property
     def _branches(self) -> list[int]:
-        """Of every turn."""
+        """The number of branches at each turn."""
         early = [min(self.branch_width**turn, self.leaves) for turn in range(min(self.turns, 16))]
         return early + [self.leaves] * (self.turns - len(early))
 
@@ -254,7 +254,7 @@ class Workload:
 
     @property
     def trained_weights(self) -> int:
-        """That learn, of the policy."""
+        """The number of the policy's weights that learn."""
         if self.lora_rank:
             return self.shape.adapter_weights(self.lora_rank)
         unused = 0 if self.has_head or self.shape.tied else self.shape.vocabulary_weights

@@ -381,7 +381,7 @@ def _link(folder: Path, run: str) -> str:
 
 
 def _train(entry: PlannedRun, layer: Mapping[str, Any]) -> tuple[str, str]:
-    """Train or go on; what to say of it, and the complaint of a run that failed."""
+    """Train or resume one run; returns what to say of it, and the complaint where it failed."""
     from whet.types import RunFailed
 
     line = ProgressLine(entry.name, sys.stdout)

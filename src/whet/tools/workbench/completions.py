@@ -54,7 +54,7 @@ class TrialCompletions:
 
 
 def estimated_tokens(text: str) -> list[int]:
-    """As many tokens as a text of this length usually has."""
+    """The tokens that a text of this length usually has."""
     return [0] * math.ceil(len(text) / CHARACTERS)
 
 

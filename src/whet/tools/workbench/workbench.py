@@ -117,7 +117,7 @@ def _stub(name: str, known: ast.stmt | None, body: str) -> str:
 
 
 def _function(name: str, parameters: ast.arguments, body: str) -> str:
-    """Its parameters by name alone: annotations and defaults may need names that are not there."""
+    """A function's parameters by name alone: annotations and defaults may need names that are not defined here."""
     plain = [parameter.arg for parameter in (*parameters.posonlyargs, *parameters.args)]
     first_optional = len(plain) - len(parameters.defaults)
     signature = [argument if index < first_optional else f"{argument}=None" for index, argument in enumerate(plain)]

@@ -250,7 +250,7 @@ def _evaluator(
     failures: Failures,
     eval_prompts: Sequence[Prompt],
 ) -> tuple[Evaluator | None, dict[str, str]]:
-    """Who measures completions to eval prompts, where there are some and a reward; and how they are written."""
+    """The evaluator of eval prompts, where there are prompts and a reward, and how its completions are written."""
     prompts = eval_prompts[: config.eval.prompts]
     if not parts or not prompts:
         return None, {}

@@ -156,7 +156,7 @@ def async_writer(
     spec: RolloutSpec,
     groups: int,
 ) -> GroupWriter:
-    """Who writes so many groups while the trainer trains; `engine` is the run's own.
+    """The writer of so many groups at a time while the trainer trains; `engine` is the run's own.
 
     Episodes, and completions on a CUDA device, are written by a thread of this process, which has the device and a copy
     of the policy to itself. On a CPU a process writes completions: two threads would take turns in one interpreter.

@@ -183,7 +183,7 @@ def _load_rows(
 
 
 def _pair_reader(method: str, paired: bool, row: Row) -> Read:
-    """Who reads rows like this one."""
+    """The reader for rows like this one."""
     if holds_steps(row) and not holds_pair(row):
         raise WhetError(
             f"{row.where}: the row is a solution in steps; {method} learns from completions, 'chosen' and 'rejected'; "

@@ -236,7 +236,7 @@ def score_ahead(
 
 
 def work_share(ranks: Ranks) -> Share | None:
-    """Who judges which sample; None: this process all of them."""
+    """How the ranks share the judging of samples; None: this process judges all."""
     return None if ranks.size == 1 else shared_work(ranks)
 
 

@@ -77,7 +77,7 @@ def check_demonstrations(config: PolicyConfig, objective: Objective) -> None:
 def build_demonstrations(
     config: PolicyConfig, objective: Objective, runtime: Runtime, prompts: Sequence[Prompt]
 ) -> DemonstrationSource | None:
-    """Where the method imitates demonstrations: those of the built-in task, or of a column."""
+    """The demonstrations that the method imitates: those of the built-in task, or of a column."""
     if "demonstrated" not in objective.needs():
         return None
     known = task_demonstrations(config)
@@ -201,7 +201,7 @@ def build_reward_at(
 
 
 def without_reward(prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[Sample]:
-    """For a method that looks at no reward: every completion earns nothing, and counts."""
+    """Scores for a method that looks at no reward: every completion earns nothing, and counts."""
     return [sample.scored({}, None if sample.stop is StopReason.FAILED else 0.0) for sample in samples]
 
 
@@ -313,7 +313,7 @@ def build_collector(
     spec: RolloutSpec,
     order: PromptOrder,
 ) -> Collector:
-    """Each step waits for its own completions, or they are written while the trainer trains."""
+    """The collector: each step waits for its own completions, or they are written while the trainer trains."""
     scale, engine = config.scale, runtime.engine
     temperature, name = spec.sampling.temperature, config.sampling.engine
     if not scale.max_staleness:

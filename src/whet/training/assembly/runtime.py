@@ -252,7 +252,7 @@ def rank_facts(policy: CausalLM, ranks: Ranks, shards: Sharding) -> dict[str, st
 
 
 def server_runtime(config: Config | EvaluationConfig) -> Runtime:
-    """For an engine that is a server: nothing is read here, and nothing can be trained."""
+    """The runtime of an engine that is a server: no weights are read and nothing can be trained."""
     name = config.sampling.engine
     if not isinstance(config, EvaluationConfig):
         raise WhetError(

@@ -26,7 +26,7 @@ POLL = 0.05
 
 @dataclass(frozen=True)
 class ProcessPlace:
-    """Where a process runs. A number alone does not name it: machines and containers count anew, numbers come back."""
+    """The address of a process. A pid alone is not enough: machines and containers reuse numbers."""
 
     machine: str  # boot of the machine and the namespace of process numbers; empty where the system does not say
     number: int

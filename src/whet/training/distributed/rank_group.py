@@ -133,7 +133,7 @@ class Heartbeat(Thread):
         self._talker = Thread(target=self._talk, name="whet beats", daemon=True)
 
     def stop(self) -> None:
-        """This rank ends in good order: nobody is to wait for its beats."""
+        """End in good order: no rank is to wait for this one's beats any more."""
         if self._stopped.is_set():
             return
         self._stopped.set()
@@ -209,7 +209,7 @@ class Heartbeat(Thread):
         self._post.put(f"beat/{self._post.rank}", json.dumps(beat))
 
     def _main_thread(self) -> tuple[tuple[tuple[int, int], ...], str, bool]:
-        """Where it stands: every frame, the place in words, and whether it waits for others there."""
+        """The main thread's stack: every frame, its place in words, and whether it waits for other ranks there."""
         frame: FrameType | None = sys._current_frames().get(self._main.ident or 0)
         if frame is None:
             return (), "its end", False
@@ -370,7 +370,7 @@ def _await_keeper(launch: Launch, patience: float) -> None:
 
 
 class RankGroup:
-    """This rank and what it knows of the others. Ends with `leave`, however the run ended."""
+    """This rank and what it knows of the others. Must be left with `leave`, however the run ended."""
 
     def __init__(self, launch: Launch, post: Post, timeout: float) -> None:
         self.launch, self._post, self._timeout = launch, post, timeout
@@ -482,7 +482,7 @@ class RankGroup:
         return self.heart.find_cause()
 
     def finish(self) -> None:
-        """All ranks have done their work: wait until the first has written the run's last files."""
+        """Wait, after all ranks have done their work, until the first has written the run's last files."""
         self.hand_out("finished")
 
     def leave(self, in_order: bool = True) -> None:
@@ -513,7 +513,7 @@ class RankGroup:
 
 
 def _end_at_once() -> None:
-    """Without clearing away what other ranks would have to help with."""
+    """End this process without the cleanup that other ranks would have to help with."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     _exit(1)

@@ -32,7 +32,7 @@ class OtherRankFailed(Exception):
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those that train together. All methods but `shares` are for all ranks at once."""
+    """The ranks that train together, as this process sees them. All methods but `shares` are for all ranks at once."""
 
     rank: int = 0
     size: int = 1

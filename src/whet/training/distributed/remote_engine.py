@@ -182,7 +182,7 @@ class RemoteSession:
 
     @property
     def idle_seconds(self) -> float:
-        """Without anything to write: the mean of the engines."""
+        """Seconds without anything to write, the mean over the engines."""
         return sum(self._idle.values()) / max(1, len(self._idle))
 
     @property
@@ -317,7 +317,7 @@ class RemoteEngine:
 
     @property
     def counts(self) -> dict[str, tuple[str, EngineCounts]]:
-        """By name: where the engine runs, and what it did."""
+        """Where the engine runs and what it did, by name."""
         return {engine.name: (engine.worker.place, engine.counts) for engine in self._engines}
 
     @property

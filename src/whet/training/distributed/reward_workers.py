@@ -96,7 +96,7 @@ class RewardWorkers:
 
     @property
     def counts(self) -> dict[str, tuple[str, RewardCounts]]:
-        """By name: where the worker runs, and what it did."""
+        """Where the worker runs and what it did, by name."""
         return {worker.name: (worker.worker.place, worker.counts) for worker in self._workers}
 
     def score(

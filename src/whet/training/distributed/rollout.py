@@ -96,7 +96,7 @@ class FirstRankEngine:
     """Engines elsewhere, to which the first rank alone speaks. `load` gathers the weights, on all ranks at once."""
 
     def __init__(self, engine: Engine | None) -> None:
-        """None on the other ranks."""
+        """`engine` is None on all ranks but the first."""
         self._engine = engine
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Sample]:
