@@ -47,7 +47,7 @@ def run_on_ray(
     from whet.model.load import device_choice
     from whet.training.distributed.rank_workers import run_ranks
     from whet.training.distributed.ray_cluster import open_cluster
-    from whet.training.run import notify
+    from whet.training.run_loop import notify
 
     scale = config.scale
     on_gpu = device_choice(config.model.device).type == "cuda"

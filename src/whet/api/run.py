@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from whet.api.tables import table, write_table
 from whet.record.evaluations import Evaluations
-from whet.record.rows import eval_row, sample_row, step_row
+from whet.record.flat_rows import eval_row, sample_row, step_row
 from whet.record.run_folder import CONFIG, status_of
 from whet.training.saved_config import read_values
 from whet.types import WhetError, did_you_mean

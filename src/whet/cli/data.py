@@ -151,7 +151,7 @@ def difficulty(
 ) -> None:
     """Measure how often a model solves each prompt, and write the rows with their `pass_rate`."""
     from whet import api
-    from whet.data.statistics import rows_with_pass_rates
+    from whet.data.file_statistics import rows_with_pass_rates
     from whet.settings.layers import from_settings, merged
 
     values = merged({"eval": {"prompts": MOST_ROWS}}, from_settings(settings or []))
@@ -283,7 +283,7 @@ def stats(
     as_json: AsJson = False,
 ) -> None:
     """Describe a file: rows, columns, what they are read as, lengths, duplicates, scripts, answers."""
-    from whet.data.statistics import statistics
+    from whet.data.file_statistics import statistics
 
     encode = None
     if tokenizer is not None:

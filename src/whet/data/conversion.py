@@ -16,10 +16,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from whet.data.foreign_rows import completion_row, holds_completion, holds_pair, holds_ranking, holds_steps
 from whet.data.pairs import RankedCompletions, preferences_from, rankings_from
 from whet.data.prompts import LabelledCompletion, demonstrations_from, labelled_from
 from whet.data.rows import Row, mistake
-from whet.data.shapes import completion_row, holds_completion, holds_pair, holds_ranking, holds_steps
 from whet.data.shingles import text_key
 from whet.data.spool import RowWriter, Spool, StoredRows, prompt_text
 from whet.data.step_rows import LabelledSteps, outcomes_from, stepped_from

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from whet.settings.files import names_in, readable_file, reading, shown_source
+from whet.settings.user_files import names_in, readable_file, reading, shown_source
 from whet.types import WhetError
 
 TEXT_FORMATS = (".jsonl", ".json", ".csv")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from whet.data.benchmarks import BENCHMARKS, BenchmarkFormat, benchmark_row
-from whet.data.choices import CHOICES, ChoiceFormat
+from whet.data.multiple_choice import CHOICES, ChoiceFormat
 from whet.data.rows import Row, file_rows, hub_rows
 from whet.types import Prompt, WhetError, did_you_mean
 
@@ -145,7 +145,7 @@ class DataSource:
 
             return seed_prompts(self.name, count, seed, split)
         if self.is_gym:
-            from whet.data.gym import gym_prompts
+            from whet.data.gym_prompts import gym_prompts
 
             return gym_prompts(self.name, count, seed, settings, split)
         from whet.data.tasks import prompts

@@ -20,11 +20,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from whet.data.foreign_rows import RANKED, STEPPED
 from whet.data.prompts import prompts_from
 from whet.data.rows import BadRow, Row, jsonl_rows
-from whet.data.shapes import RANKED, STEPPED
 from whet.data.source import stored_rows
-from whet.settings.files import reason, shown_source
+from whet.settings.user_files import reason, shown_source
 from whet.types import Prompt, WhetError
 
 STANDARD = "-"

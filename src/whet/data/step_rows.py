@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from whet.data.foreign_rows import with_prompt
 from whet.data.pairs import require_both
 from whet.data.prompts import LabelledCompletion, prompts_from, renamed
 from whet.data.rows import Row, mistake, value_text
-from whet.data.shapes import with_prompt
 from whet.data.usable import Usable
 from whet.types import Prompt
 

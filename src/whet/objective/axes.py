@@ -29,7 +29,7 @@ from whet.objective import (
     select,
     shape,
     siblings,
-    steps,
+    step_credit,
     teacher,
     terms,
 )
@@ -94,9 +94,15 @@ POLICY = Family(
             *(advantage.RevisitedGroup, pass_at_k.EntropicGroup, advantage.GroupLabels),
             *(advantage.PartwiseGroup, pass_at_k.PassAtK, pass_at_k.PassAtKMarginal, pass_at_k.BestMinusSecond),
             *(credit.ReturnToGo, credit.GroupMeanToGo, credit.GAE, credit.DecoupledGAE, credit.VTrace, credit.Trace),
-            *(steps.StepSum, steps.StepMean, steps.StepDelta, steps.TurnReturn, steps.TurnIndexRewards),
+            *(
+                step_credit.StepSum,
+                step_credit.StepMean,
+                step_credit.StepDelta,
+                step_credit.TurnReturn,
+                step_credit.TurnIndexRewards,
+            ),
             *(siblings.Siblings, siblings.GroupAndTree),
-            *(steps.AnchoredSteps, teacher.TeacherGap, teacher.EarlyTeacherGap, teacher.NoAdvantage),
+            *(step_credit.AnchoredSteps, teacher.TeacherGap, teacher.EarlyTeacherGap, teacher.NoAdvantage),
             main=True,
         ),
         "scale": _axis(

@@ -12,8 +12,8 @@ from whet.pages.chart_svg import figure_file
 from whet.pages.render import render
 from whet.pages.run_charts import columns_of, drawn_charts, main_chart
 from whet.pages.run_report import POINTS, health_cards, tiles
+from whet.record.flat_rows import eval_row, step_row
 from whet.record.log import METRICS, read_lines
-from whet.record.rows import eval_row, step_row
 from whet.record.run import RunRecord, read_run, verdict
 from whet.types import WhetError, did_you_mean
 

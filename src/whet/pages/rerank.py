@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from whet.pages.chart_specs import cost_chart, cost_line
 from whet.pages.render import Figure
-from whet.record.metrics.reranking import CEILING, MAJORITY, ChoiceCurve, CostedValue, SearchResult
+from whet.record.metrics.choice_curves import CEILING, MAJORITY, ChoiceCurve, CostedValue, SearchResult
 from whet.record.text import aligned, number
 
 TONES = 6  # the last two of eight are for what reward models are compared with

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from whet.record.evaluations import with_size
+from whet.record.flat_rows import ThinnedLog
+from whet.record.health.diagnosis import rules_of
 from whet.record.health.finding import ACTIONS, FindingSpan, HealthFinding, recorded_finding
 from whet.record.health.history import RECENT
-from whet.record.health.registry import rules_of
 from whet.record.health.story import Story, story_of
 from whet.record.log import (
     METRICS,
@@ -26,7 +27,6 @@ from whet.record.log import (
     read_summary,
     recorded_line,
 )
-from whet.record.rows import ThinnedLog
 from whet.record.run import MOST_BETWEEN, RunRecord, StepTotals
 from whet.record.run_folder import is_locked
 from whet.record.text import count_of

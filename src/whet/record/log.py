@@ -1,9 +1,9 @@
 """What a run leaves on disk: append-only logs and a summary that is replaced whole.
 
 `metrics.jsonl` has one line per step and one per evaluation, `samples.jsonl` one line per recorded sample,
-`tokens.jsonl` what became of the tokens of those samples (`whet.record.tokens`), `run.json` the summary. The trainer
-stores `RunRecorder.position()` in each checkpoint and calls `cut_back` when it resumes, so a run that was killed and
-resumed leaves the same lines as one that was not, but for `seconds`.
+`tokens.jsonl` what became of the tokens of those samples (`whet.record.recorded_tokens`), `run.json` the summary. The
+trainer stores `RunRecorder.position()` in each checkpoint and calls `cut_back` when it resumes, so a run that was
+killed and resumed leaves the same lines as one that was not, but for `seconds`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, TypeGuard
 
+from whet.record.recorded_tokens import TokenSettings, token_lines
 from whet.record.run_folder import write_atomically
-from whet.record.tokens import TokenSettings, token_lines
 from whet.types import Prompt, Sample, StepReport, Turn, WhetError
 
 logger = logging.getLogger(__name__)

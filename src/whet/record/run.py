@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from whet.record.evaluations import Evaluations, evaluations_of, with_size
+from whet.record.flat_rows import ThinnedLog
+from whet.record.health.diagnosis import finding_spans, findings
 from whet.record.health.finding import FindingSpan, HealthFinding
 from whet.record.health.history import known_settings
-from whet.record.health.registry import finding_spans, findings
 from whet.record.health.story import RunEnding, Story, story_of
 from whet.record.log import (
     METRICS,
@@ -29,7 +30,6 @@ from whet.record.log import (
     step_reports,
     step_sums,
 )
-from whet.record.rows import ThinnedLog
 from whet.record.run_folder import ERROR_LOG, JOURNAL, status_of
 from whet.record.run_kinds import RL, RunKind, kind_of
 from whet.record.text import duration, headline, metric_text, words

@@ -1,7 +1,7 @@
 """Episodes: the policy writes a turn, its environment answers, until one of them or a limit ends it.
 
 A single completion is the episode without an environment. The engine writes in the calling thread, always for whoever
-is ready; environments answer beside it (`whet.rollout.calls`). What the policy sampled is kept as it was sampled:
+is ready; environments answer beside it (`whet.rollout.call_pool`). What the policy sampled is kept as it was sampled:
 answers are rendered and appended as tokens (`whet.data.turns`), and nothing is tokenised again.
 
 The engine writes whatever can be written. It waits for answers only where that costs next to nothing (`_Patience`), so
@@ -38,7 +38,7 @@ from whet.protocols import Engine, Environment
 from whet.registry import error_text
 from whet.rollout.answers import BadAnswer, initial_observation_of, reward_of, step_result_of
 from whet.rollout.branching import Branching, TurnReplay, shared_out, twin_of
-from whet.rollout.calls import CallBundle, CallPool, DrivenCall
+from whet.rollout.call_pool import CallBundle, CallPool, DrivenCall
 from whet.rollout.episode_runner import EpisodeEnded, PlayNotes
 from whet.rollout.expert_log import joined_experts
 from whet.rollout.scheduler import joined_support

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from whet.settings.files import readable_file, reading
 from whet.settings.foreign import OWN_MEANING, ROOTS, foreign_name
 from whet.settings.hostile import DEEPEST, refuse_hostile, shown, shown_path
+from whet.settings.user_files import readable_file, reading
 from whet.types import WhetError, nearest
 
 Validated = TypeVar("Validated", bound=BaseModel)

@@ -29,7 +29,7 @@ from whet.model.reference import CopiedReference, ReferencePolicy
 from whet.model.shared_prefix import to_device
 from whet.model.token_logp import Details, packs, token_logp
 from whet.training.distributed.ranks import ALONE, Ranks
-from whet.training.rows import rank_batches
+from whet.training.row_trainer import rank_batches
 from whet.types import Encoded, Prompt, WhetError
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from whet.record.health.diagnosis import RULES
 from whet.record.health.finding import ACTIONS, recorded_finding
-from whet.record.health.registry import RULES
 from whet.record.sections import HealthSection
 
 HealthAction = Literal["stop", "checkpoint", "lower_rate"]

@@ -15,12 +15,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from whet.envs.adapters.shared import cannot_be_made, number
-from whet.envs.tools.environment import CallFormat, ToolEnvironment, check_names
 from whet.envs.tools.find import MOST_CALLS, find_tools
 from whet.envs.tools.formats import Calling, call_format_of
 from whet.envs.tools.schema import json_schema
 from whet.envs.tools.tool import OpenTools, Tool, ToolLimits, ToolSource
-from whet.rollout.calls import CallPool, finished
+from whet.envs.tools.tool_environment import CallFormat, ToolEnvironment, check_names
+from whet.rollout.call_pool import CallPool, finished
 from whet.types import Completion, InitialObservation, Prompt, StepResult, StopReason, WhetError
 
 ROUTE = "environment"  # the column that chooses among several classes

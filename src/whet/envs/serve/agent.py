@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from whet.envs.serve import wire
-from whet.envs.serve.calls import CallRecord
+from whet.envs.serve.call_tree import CallRecord
 from whet.envs.serve.endpoint import HttpEndpoint, require_server
 from whet.envs.serve.programs import (
     PATIENCE,

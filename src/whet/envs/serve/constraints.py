@@ -1,7 +1,7 @@
 """Completions that must have a form: JSON, JSON of a schema, or a call of a tool. llguidance is imported here alone.
 
 A grammar says which tokens may come next; the sampler draws among those, and gives log-probabilities among those. The
-trainer is told which they were, and computes its own among the same (`whet.envs.serve.calls`).
+trainer is told which they were, and computes its own among the same (`whet.envs.serve.call_tree`).
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from whet.envs.serve import responses, web, wire
-from whet.envs.serve.calls import CallRecord
+from whet.envs.serve.call_tree import CallRecord
 from whet.envs.serve.request_queue import Job, RequestQueue
 from whet.envs.serve.web import LOOPBACK, is_loopback
 from whet.envs.serve.wire import BadCall, CallRequest, ServedCompletions

@@ -23,11 +23,11 @@ from typing import Any, TypeVar
 from whet.data.call_formats import chosen_format
 from whet.data.chat import prompt_tokens
 from whet.data.turns import TurnRenderer, turn_renderer, without_control_tokens
-from whet.envs.serve.calls import CallRecord, ModelCall
+from whet.envs.serve.call_tree import CallRecord, ModelCall
 from whet.envs.serve.constraints import Grammars
 from whet.envs.serve.wire import BadCall, CalledTool, CallRequest, Choice, ScoreRequest, ServedCompletions
-from whet.envs.tools.environment import CallFormat
 from whet.envs.tools.formats import call_format_of
+from whet.envs.tools.tool_environment import CallFormat
 from whet.protocols import Engine, Session
 from whet.rollout.seed import request_seed
 from whet.rollout.session import open_session

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from whet.envs.serve.calls import CallRecord
+from whet.envs.serve.call_tree import CallRecord
 from whet.envs.serve.endpoint import HttpEndpoint
 from whet.envs.serve.request_queue import RequestQueue
 from whet.envs.serve.web import LOOPBACK

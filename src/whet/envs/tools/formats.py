@@ -23,7 +23,7 @@ from whet.data.call_formats import (
 )
 from whet.data.chat import templated
 from whet.data.turns import turn_renderer
-from whet.envs.tools.environment import CallFormat
+from whet.envs.tools.tool_environment import CallFormat
 from whet.types import Completion, WhetError
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from whet.pages.board.board_app import Board, BoardApp, BoardRequest, BoardResponse, json_response
 from whet.pages.board.files import RUN
 from whet.pages.board.reader import RunReader, RunView
 from whet.pages.board.run_page import POINTS, chart_record, num_points
-from whet.pages.board.server import Board, BoardApp, BoardRequest, BoardResponse, json_response
 from whet.pages.chart_specs import NUM_TONES, chart, reaches
 from whet.pages.render import Figure
 from whet.pages.run_charts import STEP_METRICS, TALL, evaluation_line

@@ -6,10 +6,10 @@ import json
 from posixpath import normpath
 from typing import Any
 
+from whet.pages.board.board_app import Board, BoardApp, BoardRequest, BoardResponse
 from whet.pages.board.files import COMPARISON, RUN, SIGNS, FoundFolder, file_state, read_small
 from whet.pages.board.run_page import MOST_REPORT, stored_page
 from whet.pages.board.runs_page import row
-from whet.pages.board.server import Board, BoardApp, BoardRequest, BoardResponse
 from whet.pages.compare import MethodComparison, comparison_from, comparison_page_values
 
 COMPARE_REPORT = "compare.html"

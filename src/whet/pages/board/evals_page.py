@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from whet.pages.board.board_app import Board, BoardApp, BoardRequest, BoardResponse
 from whet.pages.board.files import EVALUATION, RUN, FoundFolder, file_state, read_small
-from whet.pages.board.server import Board, BoardApp, BoardRequest, BoardResponse
-from whet.pages.evaluation import interval_figure
+from whet.pages.eval_report import interval_figure
 from whet.pages.render import Figure, PageTable
 from whet.record.metrics.intervals import IntervalEstimate
 from whet.record.text import ABSENT, estimate_text, headline, metric_text, words

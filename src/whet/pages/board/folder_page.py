@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from whet.model.run_models import ABOUT, BEST, CHECKPOINTS, FINAL, MANIFEST, NAME
+from whet.pages.board.board_app import Board, BoardApp, BoardRequest, BoardResponse, json_response
 from whet.pages.board.files import RUN, file_state, open_file, read_small, visible
-from whet.pages.board.server import Board, BoardApp, BoardRequest, BoardResponse, json_response
 from whet.record.evaluations import Evaluations
 from whet.record.notes import NOTES, checked_notes, notes_from, write_notes
 from whet.record.text import memory_text, words

@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 from whet.pages.board.access import Refusal
+from whet.pages.board.board_app import Board, BoardApp, BoardRequest, BoardResponse
 from whet.pages.board.files import PIPELINE, RUN, FoundFolder, read_small
-from whet.pages.board.server import Board, BoardApp, BoardRequest, BoardResponse
 from whet.pages.pipeline_page import RECORD, PipelineSummary, pipeline_values, summary_from
 from whet.record.run_folder import is_locked
 

@@ -21,10 +21,10 @@ from whet import __version__
 from whet.pages.board.files import FileState, GrowingLog, file_state, last_lines, read_small, spaced_lines
 from whet.pages.run_charts import Envelopes, SeriesPoints, step_columns
 from whet.record.evaluations import with_size
+from whet.record.flat_rows import ThinnedLog
+from whet.record.health.diagnosis import current_spans
 from whet.record.health.finding import FindingSpan, recorded_finding
-from whet.record.health.registry import current_spans
 from whet.record.log import METRICS, SUMMARY, EvalRecord, parsed_summary, recorded_line
-from whet.record.rows import ThinnedLog
 from whet.record.run import RunRecord, StepTotals
 from whet.record.run_folder import is_locked, status_of
 from whet.types import StepReport

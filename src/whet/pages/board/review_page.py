@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from whet.pages.board.access import Refusal
+from whet.pages.board.board_app import Board, BoardApp, BoardRequest, BoardResponse, json_response
 from whet.pages.board.files import RUN, FileState, FoundFolder, file_state, visible
 from whet.pages.board.samples_page import visible_card
-from whet.pages.board.server import Board, BoardApp, BoardRequest, BoardResponse, json_response
 from whet.pages.review import REVIEW, read_review, review_values
 from whet.record.marks import (
     HIGH,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from whet.pages.board.access import SANDBOX_POLICY
+from whet.pages.board.board_app import Board, BoardApp, BoardRequest, BoardResponse, json_response
 from whet.pages.board.files import PIPELINE, RUN, FoundFolder, file_state, read_small
 from whet.pages.board.folder_page import noted_values
 from whet.pages.board.reader import RunView
-from whet.pages.board.server import Board, BoardApp, BoardRequest, BoardResponse, json_response
 from whet.pages.render import Figure
 from whet.pages.run_charts import drawn_charts, planned_charts
 from whet.pages.run_report import REPORT, health_cards, run_values

@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import urlencode
 
+from whet.pages.board.board_app import LIST_SECONDS, Board, BoardApp, BoardRequest, BoardResponse, json_response
 from whet.pages.board.files import COMPARISON, PIPELINE, RUN
 from whet.pages.board.glance import RunGlance
-from whet.pages.board.server import LIST_SECONDS, Board, BoardApp, BoardRequest, BoardResponse, json_response
 from whet.record.text import duration
 
 PER_PAGE = 100  # runs

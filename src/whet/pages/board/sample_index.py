@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whet.pages.board.files import LONGEST, GrowingLog, last_lines, line_at, open_file
-from whet.record.tokens import VALUES, recorded_tokens
+from whet.record.recorded_tokens import VALUES, recorded_tokens
 
 MOST_SAMPLES = 2_000_000  # that are kept track of
 MOST_NAMES, MOST_NAME = 100, 200  # parts of a reward and stop reasons, and characters of one

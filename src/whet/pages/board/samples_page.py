@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from whet.pages.board.access import Refusal
+from whet.pages.board.board_app import Board, BoardApp, BoardRequest, BoardResponse, json_response
 from whet.pages.board.files import RUN, FoundFolder, visible
 from whet.pages.board.sample_index import (
     SORTS,
@@ -24,7 +25,6 @@ from whet.pages.board.sample_index import (
     token_line,
     token_values,
 )
-from whet.pages.board.server import Board, BoardApp, BoardRequest, BoardResponse, json_response
 from whet.pages.chart_specs import chart, fits_unit, line
 from whet.pages.render import Figure, TextCard
 from whet.pages.run_report import sample_card

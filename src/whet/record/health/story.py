@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from whet.record.evaluations import Evaluations
+from whet.record.health.diagnosis import RULES
 from whet.record.health.finding import FindingSpan
-from whet.record.health.registry import RULES
 
 OUTCOME = 3  # depth of the rules that say what came of it
 MOST_ELSE = 3

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from whet.record.rows import sample_reward, step_row
+from whet.record.flat_rows import sample_reward, step_row
 from whet.record.text import memory_text
 from whet.types import is_finite_number
 

@@ -28,7 +28,7 @@ from whet.tools.bench.meter import Meter, Reading
 from whet.training.assembly.rl import build_objective, build_rl_trainer
 from whet.training.assembly.runtime import Runtime, load_runtime, sized_passes
 from whet.training.config import PolicyConfig, resolved
-from whet.training.rl import RLTrainer
+from whet.training.rl_trainer import RLTrainer
 from whet.types import Prompt, Request, Sample, Sampling, WhetError
 
 LARGEST = {"cpu": 2048, "cuda": 8192}  # rows of the square matrices that the product rate is measured on

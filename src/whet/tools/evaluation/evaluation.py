@@ -27,7 +27,7 @@ from whet.training.assembly.runtime import (
     sampling_from,
 )
 from whet.training.config import EvaluationConfig
-from whet.training.evaluate import Evaluator, eval_metrics
+from whet.training.evaluator import Evaluator, eval_metrics
 from whet.types import Demonstration, Group, Message, Prompt, Sample, WhetError
 
 QUESTION, ANSWER = "Question:", "Answer:"

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from whet.data.choices import choice_questions
+from whet.data.multiple_choice import choice_questions
 from whet.data.source import parse_source
 from whet.record.metrics.eval_summary import Attempt, summarized
 from whet.tools.evaluation.measure import EvalPlan, EvalProgress, MeasuredModel

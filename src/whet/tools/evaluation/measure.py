@@ -36,7 +36,7 @@ from whet.training.assembly.fingerprints import model_digest, reward_file_digest
 from whet.training.assembly.forms import AUTO
 from whet.training.assembly.runtime import Runtime
 from whet.training.config import EvaluationConfig
-from whet.training.evaluate import Evaluator
+from whet.training.evaluator import Evaluator
 from whet.types import Group, Sample, StopReason, WhetError, by_episode
 
 Decode = Callable[[list[int]], str]

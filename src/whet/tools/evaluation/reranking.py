@@ -17,7 +17,7 @@ import torch
 
 from whet.pages.rerank import Reranking
 from whet.protocols import Engine, Reward
-from whet.record.metrics.reranking import Pool, RerankerScores, SearchResult, choice_curves, search_result
+from whet.record.metrics.choice_curves import Pool, RerankerScores, SearchResult, choice_curves, search_result
 from whet.reward.answer import final_answer, normal_form
 from whet.reward.combine import RewardPart
 from whet.reward.find import find_reward
@@ -29,7 +29,7 @@ from whet.rollout.seed import request_seed
 from whet.training.assembly.rewards import bind_judges, build_scorer, failure_policy, start_sandbox
 from whet.training.assembly.runtime import Runtime
 from whet.training.config import EvaluationConfig
-from whet.training.evaluate import Evaluator
+from whet.training.evaluator import Evaluator
 from whet.training.sections import RerankSection, ScorerChoice
 from whet.types import Group, Prompt, Request, Sample, Sampling, StopReason, Support, WhetError
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from whet.pages.evaluation import EvalReport, ModelEval
+from whet.pages.eval_report import EvalReport, ModelEval
 from whet.pages.rerank import Reranking
 from whet.record.metrics.intervals import paired_tests
 from whet.tools.evaluation.likelihood import asks_choices, check_choices, measured_choices

@@ -86,7 +86,7 @@ def ensemble_metrics(members: list[RewardModelConfig]) -> dict[str, float]:
     from whet.model.checkpoint import load_checkpoint
     from whet.model.run_models import complete_checkpoints
     from whet.training.assembly.assembly import assemble
-    from whet.training.reward_model import RewardModelTrainer, members_metrics
+    from whet.training.reward_model_trainer import RewardModelTrainer, members_metrics
 
     scores: list[Any] = []
     held_out: Any = ()

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
+from whet.data.foreign_rows import QUESTIONS, holds_pair, holds_ranking
 from whet.data.pairs import preferences_from
 from whet.data.prompts import PreferencePair, prompts_from
 from whet.data.rows import Row
 from whet.data.sections import DataSection
-from whet.data.shapes import QUESTIONS, holds_pair, holds_ranking
 from whet.data.source import DataSource, parse_source, read_rows
 from whet.data.usable import left_out_words
 from whet.training.assembly.rows import read_usable

@@ -39,8 +39,8 @@ from whet.training.config import Config, PolicyConfig, PreferenceConfig, RewardM
 from whet.training.distributed.ranks import ALONE, Ranks
 from whet.training.distributed.reward_workers import GIB, RemoteReward, RewardHost, RewardWorkers, stays_here, wants_all
 from whet.training.distributed.workers import WorkerPool
-from whet.training.evaluate import Evaluator
-from whet.training.run import Stateful, Trainer
+from whet.training.evaluator import Evaluator
+from whet.training.run_loop import Stateful, Trainer
 from whet.types import Prompt
 
 

@@ -26,7 +26,7 @@ from whet.rollout.session import session_of
 from whet.rollout.torch_engine import TorchEngine
 from whet.training.config import Config, EvaluationConfig, PolicyConfig
 from whet.training.distributed.ranks import Ranks
-from whet.training.distributed.rollout import WholeCopyEngine, whole_copy
+from whet.training.distributed.shared_rollout import WholeCopyEngine, whole_copy
 from whet.types import Sampling, SessionShape
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from whet.threads import in_threads
 from whet.training.assembly.episode_runner import adds_own_reward, require_own_reward
 from whet.training.config import FROM_PYTHON, Config, EvaluationConfig
 from whet.training.distributed.ranks import ALONE, Ranks
-from whet.training.distributed.rollout import shared_work
+from whet.training.distributed.shared_rollout import shared_work
 from whet.types import Prompt, Sample, Sampling, WhetError, did_you_mean
 
 if TYPE_CHECKING:

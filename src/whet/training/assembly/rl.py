@@ -57,8 +57,8 @@ from whet.training.config import OF_TEACHER, PolicyConfig
 from whet.training.demonstrations import DemonstrationSource
 from whet.training.distributed.ranks import ALONE, Ranks
 from whet.training.distributed.shard import sharded, sharded_critic, sharded_reference
-from whet.training.evaluate import Evaluator
-from whet.training.rl import RLModels, RLTrainer
+from whet.training.evaluator import Evaluator
+from whet.training.rl_trainer import RLModels, RLTrainer
 from whet.training.teacher import ModelTeacher
 from whet.types import Demonstration, Prompt, Sample, StopReason, WhetError
 

@@ -34,9 +34,9 @@ from whet.training.assembly.rows import encodable
 from whet.training.config import CRITIC_RATE, RATE, Config, EvaluationConfig, PolicyConfig, rate_reasons
 from whet.training.distributed.agreement import agree_on_weights
 from whet.training.distributed.ranks import ALONE, Ranks
-from whet.training.distributed.rollout import FirstRankEngine, FirstRankRunner, SharedRunner
 from whet.training.distributed.shard import Sharding, sharding
-from whet.training.evaluate import Evaluator
+from whet.training.distributed.shared_rollout import FirstRankEngine, FirstRankRunner, SharedRunner
+from whet.training.evaluator import Evaluator
 from whet.training.sections import LEAST_PASS, pass_tokens
 from whet.types import Prompt, Sampling, WhetError
 

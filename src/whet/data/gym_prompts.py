@@ -111,7 +111,7 @@ def gym_dataset(name: str, seed: int, settings: Mapping[str, Any]) -> Any:
     if name not in registry:
         raise WhetError(
             f"no dataset of reasoning-gym is called {name!r}{did_you_mean(name, registry)}; "
-            f"all {len(registry)}: whet.data.gym.gym_datasets()"
+            f"all {len(registry)}: whet.data.gym_prompts.gym_datasets()"
         )
     kind, config_class = registry[name]
     config = _config(name, config_class, seed, settings)

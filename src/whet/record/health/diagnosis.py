@@ -11,20 +11,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from whet.record.health.completions import GROUP_RULES, LENGTH_RULES
-from whet.record.health.data import DATA_RULES
-from whet.record.health.episodes import EPISODE_RULES
-from whet.record.health.evaluation import EVALUATION_RULES
+from whet.record.health.completion_rules import GROUP_RULES, LENGTH_RULES
+from whet.record.health.data_rules import DATA_RULES
+from whet.record.health.episode_rules import EPISODE_RULES
+from whet.record.health.evaluation_rules import EVALUATION_RULES
 from whet.record.health.finding import FindingSpan, HealthFinding, recorded_finding
 from whet.record.health.hacking import HACKING_RULES
+from whet.record.health.health_rule import HealthRule
 from whet.record.health.history import RECENT, TREND_STEPS, History, history_of
 from whet.record.health.out_of_range import RANGE_RULES
-from whet.record.health.policy import CRITIC_RULES, POLICY_RULES
-from whet.record.health.preference import PREFERENCE_RULES
-from whet.record.health.reward import REWARD_RULES
-from whet.record.health.rollout import ROLLOUT_RULES
-from whet.record.health.rows import ROW_RULES
-from whet.record.health.rule import HealthRule
+from whet.record.health.policy_rules import CRITIC_RULES, POLICY_RULES
+from whet.record.health.preference_rules import PREFERENCE_RULES
+from whet.record.health.reward_rules import REWARD_RULES
+from whet.record.health.rollout_rules import ROLLOUT_RULES
+from whet.record.health.row_rules import ROW_RULES
 from whet.record.log import EvalRecord
 from whet.record.run_kinds import PREFERENCE, kind_of
 from whet.types import StepReport

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from types import FunctionType, ModuleType
 from typing import Any, Literal, NamedTuple
 
-from whet.data.gym import gym_dataset, reasoning_gym_package
+from whet.data.gym_prompts import gym_dataset, reasoning_gym_package
 from whet.limit import Overrun, limited
 from whet.reward.answer import explicit_answers, normal_form
 from whet.types import Prompt, WhetError

@@ -20,7 +20,7 @@ from whet.pages.board import (
     samples_page,
 )
 from whet.pages.board.access import BoardAccess
-from whet.pages.board.server import Board, BoardApp, serve_asset
+from whet.pages.board.board_app import Board, BoardApp, serve_asset
 from whet.pages.render import prepare_board
 
 STREAM_SECONDS = 1.0  # that streams get to end when the server is stopped

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from whet.record.health.episodes import LIMITS
+from whet.record.health.episode_rules import LIMITS
 from whet.record.health.finding import HealthFinding, note, problem
+from whet.record.health.health_rule import health_rule
 from whet.record.health.history import (
     FAILED,
     LASTING,
@@ -18,7 +19,6 @@ from whet.record.health.history import (
     score,
     share_of,
 )
-from whet.record.health.rule import health_rule
 from whet.record.run_kinds import completion_length
 from whet.record.text import number, percent
 from whet.types import StepReport

@@ -36,8 +36,8 @@ from whet.objective.preference.pair_terms import Zero
 from whet.record.metrics.distribution import length_correlation
 from whet.record.metrics.timer import PhaseTimer
 from whet.training.completion_logp import CompletionScores, LiveReference, ReferenceLogp, score_completions
-from whet.training.evaluate import Evaluator
-from whet.training.rows import RowRun, RowTrainer, rank_batches, sum_micro_batches
+from whet.training.evaluator import Evaluator
+from whet.training.row_trainer import RowRun, RowTrainer, rank_batches, sum_micro_batches
 from whet.types import Prompt, Sample, StepReport, WhetError
 
 # names of the metrics on eval rows: "accuracy" is that of completions to eval prompts

@@ -39,7 +39,7 @@ from whet.envs.tools.tool import (
     tool_name,
 )
 from whet.registry import error_text
-from whet.rollout.calls import CallPool, finished, side_by_side
+from whet.rollout.call_pool import CallPool, finished, side_by_side
 from whet.types import Completion, InitialObservation, Message, Prompt, StepResult, WhetError, did_you_mean
 
 NOTHING = "(no result)"

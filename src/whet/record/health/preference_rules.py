@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from whet.record.health.finding import HealthFinding, note, problem
+from whet.record.health.health_rule import health_rule
 from whet.record.health.history import History
-from whet.record.health.rule import health_rule
 from whet.record.run_kinds import PREFERENCE
 
 MetricSeries = Sequence[Mapping[str, float]]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from statistics import fmean
 
 from whet.record.health.finding import HealthFinding, problem
+from whet.record.health.health_rule import ALL_KINDS, health_rule
 from whet.record.health.history import RECENT, TREND_STEPS, VERIFIED, History
-from whet.record.health.rule import ALL_KINDS, health_rule
 from whet.record.metrics.intervals import share_interval
 from whet.record.text import number, percent, words
 

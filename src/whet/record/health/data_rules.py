@@ -6,8 +6,8 @@ import re
 from statistics import fmean
 
 from whet.record.health.finding import HealthFinding, problem
+from whet.record.health.health_rule import ALL_KINDS, health_rule
 from whet.record.health.history import DATA, FLAT_STEPS, OVERLAP, TREND_STEPS, History
-from whet.record.health.rule import ALL_KINDS, health_rule
 from whet.record.metrics.intervals import share_interval
 from whet.record.text import number, percent
 

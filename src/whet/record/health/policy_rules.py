@@ -9,8 +9,8 @@ import math
 from statistics import fmean, median
 
 from whet.record.health.finding import HealthFinding, note, problem
+from whet.record.health.health_rule import ALL_KINDS, health_rule
 from whet.record.health.history import FLAT_STEPS, LASTING, RECENT, TREND_STEPS, History, entropy, finite, score
-from whet.record.health.rule import ALL_KINDS, health_rule
 from whet.record.run_kinds import metric
 from whet.record.text import number, percent
 

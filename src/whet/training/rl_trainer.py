@@ -36,7 +36,7 @@ from whet.rollout.collect import Collector, outcomes_of
 from whet.rollout.seed import request_seed
 from whet.training.demonstrations import DemonstrationSource, ShownRow
 from whet.training.distributed.ranks import ALONE, Ranks
-from whet.training.evaluate import Evaluator
+from whet.training.evaluator import Evaluator
 from whet.training.optimizer import (
     adamw,
     optimizer_tensors,
@@ -44,7 +44,7 @@ from whet.training.optimizer import (
     scheduled_rate,
     set_learning_rate,
 )
-from whet.training.run import Trainer
+from whet.training.run_loop import Trainer
 from whet.training.sections import BatchSection, OptimizerSection
 from whet.training.step_metrics import (
     TokenTraces,

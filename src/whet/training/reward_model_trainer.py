@@ -35,7 +35,7 @@ from whet.model.scalar_head import Kind, ScalarModel, scalar_model
 from whet.model.shared_prefix import to_device
 from whet.model.token_logp import packs
 from whet.objective.policy import Loss
-from whet.objective.preference.reward_model import (
+from whet.objective.preference.reward_model_losses import (
     LabelBatch,
     LabelLoss,
     RankBatch,
@@ -53,7 +53,7 @@ from whet.record.metrics.reward_model import (
     step_metrics,
 )
 from whet.record.metrics.timer import PhaseTimer
-from whet.training.rows import RowRun, RowTrainer, rank_batches, sum_micro_batches
+from whet.training.row_trainer import RowRun, RowTrainer, rank_batches, sum_micro_batches
 from whet.types import Prompt, Sample, StepReport, WhetError
 
 

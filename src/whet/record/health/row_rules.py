@@ -6,8 +6,8 @@ from statistics import fmean
 
 from whet.record.evaluations import Measurement, evaluations_of
 from whet.record.health.finding import HealthFinding, problem
+from whet.record.health.health_rule import health_rule
 from whet.record.health.history import FLAT_STEPS, LASTING, RECENT, History, finite, trend, trend_in_errors
-from whet.record.health.rule import health_rule
 from whet.record.metrics.intervals import share_interval
 from whet.record.run_kinds import PREFERENCE, REWARD_MODEL, SFT
 from whet.record.text import number, percent

@@ -8,8 +8,8 @@ from itertools import islice
 from statistics import fmean, median
 
 from whet.record.health.finding import HealthFinding, problem
+from whet.record.health.health_rule import ALL_KINDS, health_rule
 from whet.record.health.history import DECODING, DEVICE, RECENT, SPENT, TREND_STEPS, History
-from whet.record.health.rule import ALL_KINDS, health_rule
 from whet.record.run_kinds import completion_length, speed
 from whet.record.text import duration, number, percent
 from whet.types import StepReport

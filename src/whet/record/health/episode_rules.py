@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 
 from whet.record.health.finding import HealthFinding, note, problem
+from whet.record.health.health_rule import health_rule
 from whet.record.health.history import RECENT, TREND_STEPS, History, score, share_of
-from whet.record.health.rule import health_rule
 from whet.record.run_kinds import per_sample
 from whet.record.text import number, percent
 from whet.types import StepReport, StopReason

@@ -5,6 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 
 from whet.record.health.finding import HealthFinding, note, problem
+from whet.record.health.health_rule import health_rule
 from whet.record.health.history import (
     FLAT_STEPS,
     LASTING,
@@ -15,7 +16,6 @@ from whet.record.health.history import (
     trend,
     trend_in_errors,
 )
-from whet.record.health.rule import health_rule
 from whet.record.text import number, percent
 
 FEW = 3  # steps after which a share of completions is one

@@ -14,7 +14,7 @@ from whet.data.cursor import Cursor
 from whet.objective.policy import Loss
 from whet.record.metrics.timer import PhaseTimer
 from whet.training.distributed.ranks import ALONE, Ranks
-from whet.training.evaluate import Evaluator
+from whet.training.evaluator import Evaluator
 from whet.training.optimizer import (
     adamw,
     optimizer_tensors,
@@ -22,7 +22,7 @@ from whet.training.optimizer import (
     scheduled_rate,
     set_learning_rate,
 )
-from whet.training.run import Trainer
+from whet.training.run_loop import Trainer
 from whet.training.sections import OptimizerSection, RowsSection
 from whet.training.update import NoGradient, NotFinite, UpdateRefused, optimizer_step
 from whet.types import RunFailed, StepReport

@@ -13,8 +13,8 @@ from whet.data.packing import padded_rows, row_micro_batches
 from whet.model.causal_lm import CausalLM
 from whet.model.token_logp import Details, packs, token_logp
 from whet.record.metrics.timer import PhaseTimer
-from whet.training.evaluate import Evaluator
-from whet.training.rows import RowRun, RowTrainer, rank_batches
+from whet.training.evaluator import Evaluator
+from whet.training.row_trainer import RowRun, RowTrainer, rank_batches
 from whet.types import Encoded, Prompt, Sample, StepReport
 
 

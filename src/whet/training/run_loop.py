@@ -29,16 +29,16 @@ from whet.model.checkpoint import hide, load_checkpoint
 from whet.model.finite import non_finite_weight
 from whet.model.run_models import checkpoint_step, complete_checkpoints
 from whet.record.evaluations import Evaluations, evaluations_of
-from whet.record.health.registry import diagnosis
+from whet.record.flat_rows import ThinnedLog
+from whet.record.health.diagnosis import diagnosis
 from whet.record.log import EvalRecord, RunRecorder, cut_back, eval_records, is_finished, read_metrics, step_reports
 from whet.record.metrics.timer import PhaseTimer
-from whet.record.rows import ThinnedLog
 from whet.record.run_kinds import kind_of
 from whet.record.sections import HealthSection, ReportSection
 from whet.training.distributed.agreement import agree_on_step
 from whet.training.distributed.ranks import ALONE, Ranks
 from whet.training.distributed.sharded_checkpoint import is_sharded, load_sharded
-from whet.training.evaluate import PromptScores
+from whet.training.evaluator import PromptScores
 from whet.training.health_actions import HealthAction, HealthWatch
 from whet.training.saving import BASIS, Savable, Saver
 from whet.training.stopping import EarlyEnd, TimeBudget, no_new_best
