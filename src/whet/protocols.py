@@ -88,7 +88,7 @@ class Environment(Protocol):
 
     All methods may be `async def`. `close()` is called at the end of the episode where there is one. So is
     `cut_off(reason)` when a limit ends the episode (a `StopReason`): it may return a last reward, or None. An
-    attribute `stops`, a tuple of texts, ends the policy's turns behind any of them, beside `sampling.stop`.
+    attribute `stops`, a tuple of texts, ends the policy's turns after any of them, beside `sampling.stop`.
 
     Where episodes branch (`env.branching`), another object in the same state is needed: what `fork()` returns, or with
     `replays = True` a new one that is given the same turns again, else a deep copy of the object.

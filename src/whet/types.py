@@ -232,7 +232,7 @@ class TokenConstraint(ABC):
 
     @abstractmethod
     def allowed(self) -> Tensor:
-        """bool [tokens]: those that can be drawn next, never none; ids behind the last cannot."""
+        """bool [tokens]: those that can be drawn next, never none; ids after the last cannot."""
 
     @abstractmethod
     def accept(self, token: int) -> None:
@@ -248,7 +248,7 @@ class Request:
     max_new_tokens: int | None = None  # of this completion; None: what the sampling says
     # the request of the same session that this one goes on from: `tokens` begins with its prompt and completion
     continues: int | None = None
-    drawn: int = 0  # tokens at the end of `tokens` that its random stream has drawn already: it goes on behind them
+    drawn: int = 0  # tokens at the end of `tokens` that its random stream has drawn already: it goes on after them
     stop: tuple[str, ...] = ()  # texts that end it, besides those of the sampling
     stop_tokens: tuple[tuple[int, ...], ...] = ()
     constraint: TokenConstraint | None = None  # of a sampling that is `constrained`
@@ -260,7 +260,7 @@ class SessionShape:
 
     conversations: int  # at once, at most
     prompt_tokens: int  # of the longest first prompt
-    growth: int  # tokens that a conversation may grow by behind its first prompt: completions and answers
+    growth: int  # tokens that a conversation may grow by after its first prompt: completions and answers
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """What a teacher reads besides the prompt: the same question with a solution, a demonstration or feedback beside it.
 
 Pure: from a prompt and a text to another prompt. The tokens of a completion are never written again, they are only put
-behind other tokens.
+after other tokens.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ NO_PARENT = -1
 
 @dataclass(frozen=True)
 class TreeOrder:
-    """Rows with common beginnings next to each other, a row behind those that it begins with."""
+    """Rows with common beginnings next to each other, a row after those that it begins with."""
 
     rows: Integers  # [N], row numbers
     lengths: Integers  # [N], their tokens

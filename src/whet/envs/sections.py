@@ -103,7 +103,7 @@ class EnvSection(Section):
         return not (self.name or self.tools or self.agent)
 
     def most_tokens(self, budget: int) -> int:
-        """Tokens that an episode may grow by behind its prompt: turns of so many tokens at most, and answers."""
+        """Tokens that an episode may grow by after its prompt: turns of so many tokens at most, and answers."""
         return self.max_tokens or 2 * self.max_turns * budget
 
     def most_actions(self, budget: int) -> int:

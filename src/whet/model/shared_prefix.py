@@ -49,7 +49,7 @@ class Segments:
     """The start and end of each node in the packed row.
 
     First the roots that have branches, then the other roots, then the branches, those of one root together; there, what
-    continues a node stands right behind it. In a tree of one level the roots are prompts, the branches completions.
+    continues a node stands right after it. In a tree of one level the roots are prompts, the branches completions.
     """
 
     own: Tensor  # int32 [nodes + 1], bounds
@@ -196,7 +196,7 @@ def to_device(values: Tensor, device: torch.device) -> Tensor:
 
 
 def prompt_batch(prompts: Sequence[Sequence[int]], device: torch.device) -> SharedPrefixBatch:
-    """Prompts behind one another, whole, equal ones once; the state of interest is that of each one's last token."""
+    """Prompts one after another, whole, equal ones once; the state of interest is that of each one's last token."""
     width = max(map(len, prompts)) + 1
     tokens = torch.zeros(len(prompts), width, dtype=torch.long)
     action = torch.zeros(len(prompts), width, dtype=torch.bool)

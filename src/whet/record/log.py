@@ -381,7 +381,7 @@ def last_lines(path: Path, key: Callable[[Mapping[str, Any]], Any], block: int =
         start = max(0, size - block)
         with path.open("rb") as log:
             log.seek(start)
-            lines = log.read(size - start).split(b"\n")[:-1]  # behind the last newline is nothing, or a torn line
+            lines = log.read(size - start).split(b"\n")[:-1]  # after the last newline is nothing, or a torn line
         tail: list[dict[str, Any]] = []
         for text in reversed(lines[1:] if start else lines):
             try:

@@ -17,7 +17,7 @@ from typing import Any
 
 from whet.types import Sample
 
-DIGITS, DECIMALS = 4, 6  # significant ones, and behind the point: below that is the noise of float32
+DIGITS, DECIMALS = 4, 6  # significant ones, and after the point: below that is the noise of float32
 SMALL = 10.0 ** (DIGITS - DECIMALS - 1)  # from here on a number of so few digits has no more decimals
 VALUES = ("advantage", "weight", "logp", "gap")
 

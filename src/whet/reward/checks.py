@@ -9,7 +9,7 @@ verifier that never pays it.
 The same answer in other frames: what must not change a score, and whether it does.
 
 A reward that checks an answer gives the same score whatever stands around that answer: more text, other marks, nothing
-behind it. One that does not is paid by the frame, and a policy learns to write the frame.
+after it. One that does not is paid by the frame, and a policy learns to write the frame.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class Schedule:
         return low * (1 - share) + high * share
 
     def shared(self, num_steps: int) -> Schedule:
-        """The same schedule over shares of a run of so many steps; what lies behind its end is cut off."""
+        """The same schedule over shares of a run of so many steps; what comes after its end is cut off."""
         if self.over == "share":
             return self
         inside = [(step / num_steps, weight) for step, weight in self.points if step < num_steps]

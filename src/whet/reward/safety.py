@@ -38,7 +38,7 @@ REFUSAL = re.compile(
 
 
 def is_refusal(completion: str) -> bool:
-    """True when the opening of the answer, behind the thinking, is one of a refusal."""
+    """True when the opening of the answer, after the thinking, is one of a refusal."""
     text = (after_thinking(completion) or completion).strip().replace("\u2019", "'")
     return REFUSAL.search(text[:OPENING]) is not None
 

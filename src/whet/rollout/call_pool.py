@@ -41,7 +41,7 @@ class CallBundle:
 
     def __init__(self) -> None:
         self._tasks: dict[CallPool, deque[_Task]] = {}
-        self._last: list[Future[Any]] = []  # of each pool, behind all others
+        self._last: list[Future[Any]] = []  # of each pool, after all others
 
     def add(self, pool: CallPool, task: _Task) -> None:
         """Add a task for a pool, which starts when the gathering ends."""

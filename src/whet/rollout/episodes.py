@@ -71,7 +71,7 @@ class EpisodeLimits:
     """The limits that end an episode which does not end by itself. A turn has the sampling's `max_new_tokens`."""
 
     max_turns: int = 8
-    max_tokens: int = 0  # behind the first prompt, completions and answers; 0: what the context leaves
+    max_tokens: int = 0  # after the first prompt, completions and answers; 0: what the context leaves
     step_seconds: float = 60.0  # for one answer of the environment
     seconds: float = 600.0  # for the whole episode
 
@@ -708,7 +708,7 @@ class _Play:
         """The conversations that go on from here and can be written now; a twin that is being replayed follows."""
         if self._branching is None:
             return [episode]
-        turn, logp = episode.turns[episode.last_turn], episode.logp[-2]  # of the turn; behind it stands the answer's
+        turn, logp = episode.turns[episode.last_turn], episode.logp[-2]  # of the turn; after it comes the answer's
         surprise = -float(logp.mean()) if len(logp) else 0.0
         if episode.num_turns == 1:
             episode.first_surprise = surprise
@@ -785,7 +785,7 @@ class _Play:
         self._over(episode, *(self._sample(seat, _reason(seat, reason)) for seat in played))
 
     def _sample(self, episode: _Episode, reason: StopReason) -> Sample:
-        # what stands behind the last turn of the policy teaches nothing
+        # what follows the last turn of the policy teaches nothing
         policy = [turn for turn in episode.turns if turn.role == "assistant"]
         end = policy[-1].stop if policy else len(episode.tokens)
         logp = torch.cat([torch.zeros(episode.num_prompt), *episode.logp])[:end]

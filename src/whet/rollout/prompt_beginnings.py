@@ -17,7 +17,7 @@ class Beginning:
     """The first tokens of a prompt that stand somewhere already, or will when another prompt has been read."""
 
     length: int = 0  # 0: none
-    source: int = -1  # its number among those that are held and, behind them, the prompts
+    source: int = -1  # its number among those that are held and, after them, the prompts
     passes: int = 0  # over other prompts that come first
 
 

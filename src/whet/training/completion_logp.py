@@ -1,4 +1,4 @@
-"""The log-probabilities of completions, token by token, under a model and under its reference; choices behind a
+"""The log-probabilities of completions, token by token, under a model and under its reference; choices after a
 question too.
 
 A reference is asked live, or was asked once: the policy itself before its first step, so that no second copy is kept.

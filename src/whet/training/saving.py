@@ -1,7 +1,7 @@
 """When a run is saved, and how little its steps wait for it.
 
-A save is a copy in host memory, taken between two steps, and a thread that writes the copy behind the next ones; that
-of the last step is written behind its evaluation. One save is under way at a time. `report.save_every` steps apart,
+A save is a copy in host memory, taken between two steps, and a thread that writes the copy during the next ones; that
+of the last step is written during its evaluation. One save is under way at a time. `report.save_every` steps apart,
 the next one waits for it; by cost, it is not due yet.
 A save that the disk refuses is told and counted, and the run goes on to the next one; only the last one must not fail.
 With several ranks every rank writes its own part, and the steps wait for that.

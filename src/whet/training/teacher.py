@@ -34,7 +34,7 @@ class DistillationSettings:
 
 @dataclass(frozen=True)
 class TaughtRows:
-    """A batch as the teacher sees it: rows of the policy's batch behind other prompts."""
+    """A batch as the teacher sees it: rows of the policy's batch after other prompts."""
 
     batch: TokenBatch
     rows: list[int]  # of the policy's batch
@@ -54,7 +54,7 @@ class TaughtRows:
 
 
 def taught_rows(batch: TokenBatch, groups: Sequence[Group], target: DistillationSettings) -> TaughtRows | None:
-    """The samples that the teacher knows something about, behind what it reads; None where there is not one.
+    """The samples that the teacher knows something about, after what it reads; None where there is not one.
 
     A sample is left out where there is no text about it, or where the text leaves it no room.
     """

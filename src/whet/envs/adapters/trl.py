@@ -1,7 +1,7 @@
 """TRL's environment class, unchanged: `reset(**row)`, public methods that are tools, and `get_reward()` if it wants.
 
 As in TRL 1.16: `reset` gets every column of the prompt's row, and a text that it returns follows the last message of
-the prompt; the tools are the class's own public functions in the order of their names, behind those given beside
+the prompt; the tools are the class's own public functions in the order of their names, after those given beside
 them; an episode goes on while the policy calls tools; `get_reward`, which may be async, is asked once at its end,
 and is added to the rewards that are given beside it, which may take `environments`, the objects that played. A
 mapping of names to classes is routed by the column `environment`. What differs: a call that fails is answered in

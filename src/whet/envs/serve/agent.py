@@ -51,7 +51,7 @@ class AgentLimits:
     """The limits that end an episode whose program does not end by itself."""
 
     calls: int = 64  # of an episode
-    tokens: int = 0  # behind the first prompt of a conversation; 0: what the context leaves
+    tokens: int = 0  # after the first prompt of a conversation; 0: what the context leaves
     seconds: float = 600.0
     at_once: int = AT_ONCE  # programs that run side by side
 

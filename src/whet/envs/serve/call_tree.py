@@ -1,7 +1,7 @@
 """The calls of an episode, as the tree they are: what was sampled once is never tokenised again.
 
 A request whose messages begin with an earlier request and the completion it got goes on from there: its prompt is the
-earlier prompt, the tokens as they were sampled, and what the template writes behind them. Everything else is a root of
+earlier prompt, the tokens as they were sampled, and what the template writes after them. Everything else is a root of
 its own: another system prompt, a sub-agent, a history that the client has changed. What the client wrote itself, or
 changed, is context and carries no loss.
 
@@ -64,7 +64,7 @@ class CallRecord:
     number: int = 0  # of the episode in its batch: calls are admitted in this order
     seed: tuple[int | str, ...] = (0,)
     most_calls: int = 0  # 0: no limit
-    most_tokens: int = 0  # behind the first prompt of a conversation; 0: the context
+    most_tokens: int = 0  # after the first prompt of a conversation; 0: the context
     keeps: int = 0  # how many calls are remembered; 0: all
     is_open: bool = True
     ended_by: StopReason | None = None  # the limit it ran into

@@ -579,7 +579,7 @@ class RequestQueue:
         return call_format
 
     def _renderer(self, tools: Sequence[Mapping[str, Any]]) -> TurnRenderer | str:
-        """What writes answers behind a sampled turn, or why the template cannot be applied so."""
+        """What writes answers after a sampled turn, or why the template cannot be applied so."""
         chat = bool(self._tokenizer.chat_template)
         make = partial(turn_renderer, self._tokenizer, chat=chat, tools=tools, history=self._history)
         return _remembered(self._renderers, tools, make)
@@ -665,7 +665,7 @@ def _remembered(
 
 
 def _fits(shape: SessionShape, length: int, budget: int) -> bool:
-    """Whether the request fits: its budget must find room behind the room for prompts."""
+    """Whether the request fits: its budget must find room after the room for prompts."""
     return max(0, length - shape.prompt_tokens) + budget <= shape.growth
 
 

@@ -37,7 +37,7 @@ def parse_responses(body: Mapping[str, Any]) -> CallRequest:
 
 
 def _messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The items of the input as messages: a text and the calls behind it are one."""
+    """The items of the input as messages: a text and the calls after it are one."""
     content = body.get("input")
     items = [{"role": "user", "content": content}] if isinstance(content, str) else content
     if not isinstance(items, list) or not items:

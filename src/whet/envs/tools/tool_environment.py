@@ -141,7 +141,7 @@ class CallFormat:
     reader: Callable[[Sequence[Mapping[str, Any]]], Callable[[Completion], Calls]]  # of the calls of these tools
     expected: str  # what a call that cannot be read should have been
     instructions: Callable[[Sequence[Mapping[str, Any]]], str] | None = None  # None: the chat template shows the tools
-    stops: tuple[str, ...] = ()  # texts that end a turn behind its call
+    stops: tuple[str, ...] = ()  # texts that end a turn after its call
     instructs_as: str = (
         "system"  # the role of the message with the instructions; "user" where a template shows no other
     )

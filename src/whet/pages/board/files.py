@@ -89,7 +89,7 @@ class LogPart:
 
     lines: list[tuple[int, bytes]] = field(default_factory=list)  # where each begins, and its text
     is_anew: bool = False  # what was read before no longer stands: these are the first lines
-    is_end: bool = True  # there is no complete line behind them, for now
+    is_end: bool = True  # there is no complete line after them, for now
     num_too_long: int = 0
 
 
@@ -101,7 +101,7 @@ class GrowingLog:
         self._forget()
 
     def _forget(self) -> None:
-        self.position = 0  # behind the last complete line
+        self.position = 0  # after the last complete line
         self._identity: tuple[int, int] | None = None
         self._mark = b""
         self._is_skipping = False  # inside a line that is too long
@@ -195,7 +195,7 @@ def last_lines(path: Path, count: int, block: int = 1 << 16) -> list[tuple[int, 
         while True:
             start = max(0, size - block)
             content = os.pread(file.fileno(), size - start, start)
-            lines = content.split(b"\n")[:-1]  # behind the last newline is nothing, or a torn line
+            lines = content.split(b"\n")[:-1]  # after the last newline is nothing, or a torn line
             if start == 0 or len(lines) > count or block >= LONGEST:
                 break
             block *= 4

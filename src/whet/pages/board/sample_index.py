@@ -202,7 +202,7 @@ def token_line(path: Path, step: int, index: int) -> dict[str, Any] | None:
 
 
 def _next_line(descriptor: int, offset: int, end: int) -> tuple[int | None, tuple[int, int]]:
-    """The byte and the (step, place) of the first line at or behind `offset`; None where none begins before `end`.
+    """The byte and the (step, place) of the first line at or after `offset`; None where none begins before `end`.
 
     A line that is none of ours is passed over.
     """

@@ -37,7 +37,7 @@ LIMIT = 360  # updates of one table, at most: steps times updates times seeds
 
 @dataclass(frozen=True)
 class BanditRun:
-    """What happened, before each step and behind the last."""
+    """What happened, before each step and after the last."""
 
     right: tuple[tuple[float, ...], ...]  # [steps + 1][prompt], probability of the right completion
     kinds: tuple[tuple[float, ...], ...]  # [steps + 1][kind], mean probability over the prompts
@@ -53,7 +53,7 @@ class BanditPolicy:
         start = torch.tensor([[p, *[(1 - p) / others] * others] for p in START], dtype=torch.float64)
         self.reference = start.log()
         self.logits = start.log().requires_grad_()
-        # before the first token a state is a prompt, behind it a completion as well
+        # before the first token a state is a prompt, after it a completion as well
         self.first = torch.zeros(len(START), dtype=torch.float64, requires_grad=True)
         self.later = torch.zeros(start.shape, dtype=torch.float64, requires_grad=True)
         self._rate, self._count = rate, 0
@@ -202,7 +202,7 @@ def _batch(
 
 
 def _extras(logp: Tensor, batch: TokenBatch, policy: BanditPolicy) -> Extras:
-    """What whole distributions say, on the first tokens; behind them nothing is left to chance."""
+    """What whole distributions say, on the first tokens; after them nothing is left to chance."""
 
     def on_first(column: Tensor) -> Tensor:
         rest = torch.zeros(batch.num_sequences, BUDGET - 1, dtype=torch.float64)

@@ -24,7 +24,7 @@ LOW = 0.2
 class Lift:
     """What a run did to the rare token."""
 
-    probability: tuple[float, ...]  # before each step, and behind the last
+    probability: tuple[float, ...]  # before each step, and after the last
     entropy: tuple[float, ...]
     ratio: tuple[float, ...]  # after each update of the first step
 

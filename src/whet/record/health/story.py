@@ -2,7 +2,7 @@
 
 Findings that hold together are ordered by how near to the root they are (`HealthRule.depth`): a part that is broken
 explains a reward that is wrong, that explains a policy that runs away, and that explains evaluations that fall. The one
-nearest to the root is the likely cause, those behind it are evidence, and those beside it are what else it could be.
+nearest to the root is the likely cause, those further away are evidence, and those beside it are what else it could be.
 """
 
 from __future__ import annotations

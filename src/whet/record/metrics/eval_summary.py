@@ -22,7 +22,7 @@ class Attempt:
     answer: str | None = None  # in its normal form: equal ones vote for the same
     confidence: float | None = None  # geometric mean of its tokens' probabilities; None where they are not known
     refused: bool = False
-    in_format: bool | None = None  # <think>...</think> closed and an answer behind it; None where it does not think
+    in_format: bool | None = None  # <think>...</think> closed and an answer after it; None where it does not think
     budgets: Mapping[int, tuple[float, int]] = field(default_factory=dict)  # tokens: outcome, tokens written
 
 

@@ -48,7 +48,7 @@ class _Service:
 
 
 class Trackers:
-    """A callback over all trackers of a run. It comes behind the recorder: what is sent lies on the disk already."""
+    """A callback over all trackers of a run. It runs after the recorder: what is sent is on the disk already."""
 
     def __init__(
         self, trackers: Mapping[str, Tracker], folder: Path, settings: Mapping[str, Any], samples_per_step: int

@@ -366,7 +366,7 @@ def _covers(prompt: Prompt, text: str) -> bool:
             return True
         after = text[text.rfind(final) + len(final) :]
         if _stands_in(gold, after) and not re.search(r"[=\u2260]", after) and not _stands_in(gold, prompt.question()):
-            return True  # a wrong answer is given, and the right one added behind it
+            return True  # a wrong answer is given, and the right one added after it
     if not marks and len(_bullets(text)) > 1 and _stands_in(gold, " ".join(_bullets(text))):
         return True
     if _stands_for_several(final, text):

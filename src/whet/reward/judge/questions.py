@@ -2,7 +2,7 @@
 
 A fence carries a digest of the very texts it encloses: a completion that contained it would have to contain its own
 digest. Unlike a random fence it is the same each time, so that equal questions are equal in the cache. Each line of an
-answer stands behind the fence's first digits, and tokens that open or close turns are taken apart. After the answers
+answer follows the fence's first digits, and tokens that open or close turns are taken apart. After the answers
 the question and the criteria are said again: the last word is not the policy's. The code that the judge repeats with
 its verdict is another such digest.
 

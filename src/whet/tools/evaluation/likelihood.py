@@ -1,4 +1,4 @@
-"""Multiple choice without writing a word: the model chooses what it finds likeliest behind the question.
+"""Multiple choice without writing a word: the model chooses what it finds likeliest after the question.
 
 As lm-evaluation-harness has it: `acc` goes by the log-likelihood of a choice, `acc_norm` by that of each of its
 characters. The log-probabilities are those of the trainer's forward pass, which reads a question once for all of its

@@ -42,7 +42,7 @@ from whet.types import Group, Sample, StopReason, WhetError, by_episode
 Decode = Callable[[list[int]], str]
 # of a completion that was cut: what was said about it as a whole
 UNKNOWN: Any = {"support": None, "parts": {}, "reward": None, "routed_experts": None, "token_versions": None}
-PARTIAL = ".part"  # behind the name of the file that the completions will have
+PARTIAL = ".part"  # after the name of the file that the completions will have
 VERSION = 2
 CHUNK = 256  # completions between two saves, where the caller names no number of prompts
 SERVER_CHUNK = 64

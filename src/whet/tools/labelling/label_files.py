@@ -327,7 +327,7 @@ def write_chunks(
 ) -> tuple[tuple[Mapping[str, Any], ...], float]:
     """Label the items chunk by chunk, each with a seed of its own; all rows of the file, and the seconds it took.
 
-    A file that was started is continued behind its last whole chunk.
+    A file that was started is continued after its last whole chunk.
     """
     chunks = [items[start : start + CHUNK_SIZE] for start in range(0, len(items), CHUNK_SIZE)]
     started, completions, tokens = time.monotonic(), 0, 0

@@ -146,7 +146,7 @@ def workload(
 
 
 def _episodes(config: Config, shape: ModelShape, prompt_tokens: int) -> dict[str, int]:
-    """What a row holds behind its prompt: a completion, or all turns of an episode and what answers them."""
+    """What a row holds after its prompt: a completion, or all turns of an episode and what answers them."""
     section, budget = config.env, config.sampling.max_new_tokens
     if section.is_single:
         return {"completion_tokens": budget, "lacks_environment": section.branching != "none"}

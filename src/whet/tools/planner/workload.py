@@ -103,11 +103,11 @@ class Workload:
     method: str = ""
     needs: frozenset[str] = frozenset()  # of the method's objective
     prompt_tokens: int = 512
-    completion_tokens: int = 512  # the longest; of an episode, all behind its prompt
+    completion_tokens: int = 512  # the longest; of an episode, all after its prompt
     prompts_per_step: int = 8
     group_size: int = 8  # rows that share a prompt: completions, leaves of episodes, or chosen and rejected
     turns: int = 1  # of an episode, at most
-    written_tokens: int = 0  # of an episode by the policy; 0: all behind the prompt
+    written_tokens: int = 0  # of an episode by the policy; 0: all after the prompt
     leaves: int = 1  # rows of an episode that branches, at most
     branch_width: int = 2
     lacks_environment: bool = False  # the method's episodes branch, and nobody said who answers
@@ -149,9 +149,9 @@ class Workload:
 
     @property
     def computed_share(self) -> float:
-        """The share of all leaves' tokens behind the prompt that remains when shared ones are counted once.
+        """The share of all leaves' tokens after the prompt that remains when shared ones are counted once.
 
-        The tree that shares the least: it branches behind every turn from the first on, until it has its leaves, and
+        The tree that shares the least: it branches after every turn from the first on, until it has its leaves, and
         its turns are of one length. Then min(width^d, leaves) branches have a turn d.
         """
         return sum(self._branches) / (self.turns * self.leaves)

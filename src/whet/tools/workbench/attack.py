@@ -243,7 +243,7 @@ def copied_formulas(question: str, gold: str) -> list[str]:
 
 
 def _said(sentence: str, before: bool = False) -> Callable[[WrongCompletion], str]:
-    """The completion with a sentence of the writer's own in front or behind."""
+    """The completion with a sentence of the writer's own before or after it."""
     return lambda completion: f"{sentence}\n\n{completion.text}" if before else f"{completion.text}\n{sentence}"
 
 
