@@ -144,7 +144,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Prompt:
-    """One question, and whatever its reward needs to judge a completion."""
+    """One question, and everything its reward needs to judge a completion."""
 
     id: str  # stable across runs: resume and samples.jsonl refer to it
     messages: tuple[Message, ...]  # a conversation that ends before the completion; empty for a plain `text`
@@ -212,7 +212,7 @@ class Sampling:
 
     @property
     def stops_early(self) -> bool:
-        """True when something besides an end token ends a completion."""
+        """Whether anything besides an end token ends a completion."""
         return bool(self.stop or self.stop_tokens)
 
     def of(self, request: Request) -> Sampling:

@@ -82,7 +82,7 @@ _silent = False
 
 
 def is_silent() -> bool:
-    """Whether this process has said what it had to say through the first rank."""
+    """Whether this process must print nothing, because the first rank has reported its end."""
     return _silent
 
 

@@ -99,7 +99,7 @@ def root(
 
 
 class Stopped(KeyboardInterrupt):
-    """The process was told to end, by a signal other than Ctrl-C's."""
+    """Raised when a signal other than Ctrl-C's ends the process."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)

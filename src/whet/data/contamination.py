@@ -87,7 +87,7 @@ class Overlap:
 
 
 class ContaminationIndex:
-    """The test texts, ready for train texts to be looked up; memory grows with the test texts alone."""
+    """An index of the test texts in which train texts are looked up; memory grows with the test texts alone."""
 
     def __init__(self, tests: Sequence[str], rule: OverlapRule = DEFAULT_RULE) -> None:
         self.rule = rule

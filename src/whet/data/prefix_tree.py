@@ -102,7 +102,7 @@ def _branches(lengths: Integers, shared: Integers, begin: int, end: int) -> tupl
 
 
 def deeper_tree(tokens: Integers, first: Integers, lengths: Integers) -> list[PrefixNode]:
-    """The tree of rows [N, T], empty where it saves too little over prompts alone: each row's first `first` tokens."""
+    """The tree of rows [N, T], `first` tokens of each being its prompt; empty where it saves too little."""
     flat = num_flat_tokens(tokens, first, lengths)
     order = tree_order(tokens, lengths)
     if not is_worthwhile(order.num_tokens, flat):

@@ -58,7 +58,7 @@ class DataSection(Section):
 
     @property
     def parsed_source(self) -> DataSource:
-        """What `source` says: a task, a gym dataset, a file or a hub dataset."""
+        """The parsed `source`: a task, a gym dataset, a file or a hub dataset."""
         return parse_source(self.source)
 
 

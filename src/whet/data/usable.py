@@ -18,7 +18,7 @@ MOST_REASONS = 4
 
 
 class Usable(list[Value]):
-    """What the usable rows became; `left_out` counts the others by reason, `notes` says what was read as what."""
+    """The values of usable rows; `left_out` counts the others by reason, `notes` names the columns they came from."""
 
     def __init__(
         self, values: Iterable[Value] = (), left_out: Mapping[str, int] | None = None, notes: str = ""

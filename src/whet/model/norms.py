@@ -167,6 +167,6 @@ def norm_whole_heads(qkv: Tensor, norms: Sequence[Tensor], epsilon: float) -> No
 
 
 def unweighted_norm(values: Tensor, epsilon: Tensor) -> Tensor:
-    """Divided by the root of the mean square, in float32 whatever comes in; the weight is inside the next product."""
+    """The values over their root mean square, in float32 whatever comes in; the next product has the norm's weight."""
     length = torch.linalg.vector_norm(values, dim=-1, keepdim=True, dtype=torch.float32)
     return values * torch.rsqrt(torch.addcmul(epsilon, length, length, value=1 / values.shape[-1]))

@@ -86,7 +86,7 @@ class ReturnToGo(TokenCredit):
 
 
 class GroupMeanToGo(TokenCredit):
-    """x_t = (R - mean_g R) + SUM_{s >= t} r_s: the group mean is taken off the outcome, then the KL is added to go.
+    """x_t = (R - mean_g R) + SUM_{s >= t} r_s: the outcome less the group mean, plus the penalties still to come.
 
     Hu 2025 (2501.03262), the baseline form.
     """

@@ -81,7 +81,7 @@ class BonusToTarget(Entropy):
 
 
 class Value(Component):
-    """The critic's loss at each action: `coefficient` times the error. For `warmup` steps it learns alone."""
+    """The critic's loss at each action: `coefficient` times the error. For `warmup` steps only the critic learns."""
 
     coefficient: float = 0.0
     warmup: float = 0.0
@@ -138,7 +138,7 @@ class ClippedError(SquaredError):
 
 
 class Imitate(Component):
-    """What is imitated beside the policy's own term."""
+    """How much the loss imitates tokens, in addition to the policy's own term."""
 
     def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor | None:
         """What is added to share * weight * A in front of logp: [N, T], 0 where it is not asked; None for nothing."""
@@ -289,7 +289,7 @@ class Smooth(Component):
         return advantage
 
     def spread(self, batch: TokenBatch, extras: Extras) -> Tensor | None:
-        """Which share of a token's pull goes to the likeliest tokens instead: [N, T]; None for nothing."""
+        """The share of a token's pull that goes to the likeliest tokens instead: [N, T]; None for none."""
         return None
 
 

@@ -433,7 +433,7 @@ def _with_nan(numbers: Sequence[float | None]) -> list[float]:
 
 
 def compare_page(comparison: MethodComparison) -> str:
-    """The whole page, for a folder that the runs lie in."""
+    """The whole page for the folder of a comparison."""
     values = comparison_page_values(comparison, lambda run: f"{quote(run.folder)}/{REPORT}" if run.folder else "")
     return render_live("compare.html", **values)
 

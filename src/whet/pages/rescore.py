@@ -37,7 +37,7 @@ def history_text(changes: Sequence[Mapping[str, Any]]) -> str:
 
 
 def effect_text(effect: Mapping[str, Any], before: Mapping[str, Any] | None) -> str:
-    """One run's outcome; beside the held-out mark, where the run of the reward before had left it."""
+    """The outcome of one run; next to the held-out mark, that of the last run under the reward before."""
     texts = []
     metrics = effect["evaluation"]
     name = headline(metrics)

@@ -182,7 +182,7 @@ def take_marks(folder: Path | str, path: Path | str) -> None:
 
 
 def read_review(folder: Path | str) -> list[dict[str, Any]]:
-    """The rows of a run's review with what was said of them last; no file, no rows."""
+    """The rows of a run's review, each with the last mark it was given; empty without a file."""
     return _with_last_words(Path(folder), _listed(Path(folder)))
 
 

@@ -28,7 +28,7 @@ class ThinnedLog(Generic[Item]):
         self.num_items = 0  # in the whole log
 
     def append(self, item: Item) -> None:
-        """Add one; some between the first and the last ones may go."""
+        """Add an item; some between the first and the last may be dropped."""
         self.num_items += 1
         if len(self._first) < self._num_first:
             self._first.append(item)

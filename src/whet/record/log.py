@@ -163,7 +163,7 @@ class RunRecorder:
             replace_summary(self.folder, self._summary)
 
     def finished(self, summary: Mapping[str, Any]) -> None:
-        """The last write of a run: whoever finds it finished finds everything else."""
+        """Write the summary of a finished run, last of all: whoever reads it finds everything else."""
         self._summary = {**self._summary, "status": "finished", **summary}
         self.sync()
         replace_summary(self.folder, self._summary)

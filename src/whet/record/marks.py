@@ -31,7 +31,7 @@ LONGEST_NOTE = 10_000  # characters
 
 @dataclass(frozen=True)
 class SampleMark:
-    """What somebody said of a sample."""
+    """A mark or note that a person gave a sample."""
 
     id: str
     mark: str | None  # one of MARKS; None: taken back
@@ -68,7 +68,7 @@ def checked_mark(where: str, row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def append_marks(folder: Path | str, marks: Sequence[SampleMark]) -> None:
-    """Add what was said. A line that a crash tore is cut first; a link is not followed."""
+    """Append marks. A line that a crash tore is cut first; a link is not followed."""
     path = Path(folder) / MARKS_LOG
     lines = [
         json.dumps({"id": mark.id, "mark": mark.mark, "note": mark.note, "at": round(time.time(), 3)}) + "\n"
@@ -100,7 +100,7 @@ def append_marks(folder: Path | str, marks: Sequence[SampleMark]) -> None:
 
 
 def read_sample_marks(folder: Path | str) -> dict[str, SampleMark]:
-    """The last word about each sample that somebody marked, by its id; no file, no marks."""
+    """The last mark of each sample that a person marked, by its id; empty without a file."""
     path = Path(folder) / MARKS_LOG
     marks: dict[str, SampleMark] = {}
     for position, text in _lines(path):

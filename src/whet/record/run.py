@@ -115,7 +115,7 @@ class RunRecord:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """What health rules look at besides its steps, by name; of a run of an older version nothing is known."""
+        """The settings that health rules read, by name; empty for a run of an older version."""
         return known_settings(self.summary)
 
     def config_values(self) -> dict[str, Any]:
@@ -138,7 +138,7 @@ class RunRecord:
         return story_of(self.finding_spans() if spans is None else spans, self.evaluations(), self.ending())
 
     def ending(self) -> RunEnding:
-        """How it stands: its status, its error, and what its folder says about it."""
+        """The run's status, its error, and other signs in its folder of how it ended."""
         return ending_of(self.folder, self.summary, self.num_steps)
 
     def seconds(self) -> dict[str, float]:
@@ -211,7 +211,7 @@ def read_run(folder: Path | str, summary: Mapping[str, Any] | None = None) -> Ru
 
 
 def ending_of(folder: Path, summary: Mapping[str, Any], step: int) -> RunEnding:
-    """How a run stands. A sample that was being scored when the process went is in a file that outlives it."""
+    """How the run in a folder ended, including the sample it was scoring when it was killed."""
     status = status_of(folder, summary)
     was_killed = status == "interrupted" and summary.get("status") in (None, "", "running")
     details = []

@@ -101,7 +101,7 @@ def _next_folder(name: str) -> tuple[Path, list[Path]]:
 
 
 def discard(folder: Path) -> None:
-    """Remove what a run wrote that has not done a step: whoever holds the lock gives the folder back."""
+    """Remove what a run wrote before its first step, so that the folder can be used again."""
     for path in folder.iterdir():
         if path.name != LOCK:
             remove(path)

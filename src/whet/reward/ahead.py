@@ -51,7 +51,7 @@ class ScoreAhead(Generic[V]):
         self._lanes = {part.name: _Lane(part, judge) for part in parts if may_go_ahead(part.resolved_reward)}
 
     def begin(self, prompts: Sequence[Prompt]) -> Callable[[int, Sequence[Sample]], None]:
-        """Episodes to these prompts are about to be played; what is returned hears of each that is over."""
+        """Announce the prompts of the next episodes; the returned function hears of each that is over."""
         left = Counter(prompt.id for prompt in prompts)
         ended: dict[str, dict[int, list[tuple[Prompt, Sample]]]] = {}
 

@@ -144,7 +144,7 @@ class PerSample(RewardFunction):
 
 
 class ComputeScore(PerSample):
-    """verl's function of one completion. It may return a dictionary: `score`, and what verl logs beside it."""
+    """A reward in verl's form, a function of one completion; it may return a dictionary: `score` and values to log."""
 
     def _foreign(self, prompt: Prompt, sample: Sample) -> dict[str, Any]:
         extra = prompt.meta.get("extra_info")

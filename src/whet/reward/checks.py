@@ -116,7 +116,7 @@ class RewardChecks:
             )
 
     def is_drawn(self, prompt: Prompt, sample: Sample) -> bool:
-        """Whether this sample is among the share that is checked; its text alone decides."""
+        """Whether this sample is among the share that is checked, decided by its text alone."""
         digest = hashlib.sha256(f"{prompt.id}\n{sample.completion}".encode(errors="replace")).digest()
         return int.from_bytes(digest[:4], "big") < self.share * 2**32
 

@@ -69,7 +69,7 @@ LONGEST_COMPLETION = 200_000  # characters that are searched
 
 @dataclass(frozen=True)
 class SafetyPattern:
-    """One thing that a completion must not hold."""
+    """A pattern for text that a completion must not contain."""
 
     name: str
     kind: str

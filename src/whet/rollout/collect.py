@@ -30,7 +30,7 @@ class Ahead(Protocol):
     """Judges completions before all of a batch are there, for the `Score` that comes with it."""
 
     def begin(self, prompts: Sequence[Prompt]) -> EpisodeEnded:
-        """Episodes to these prompts are about to be played; what is returned hears of each that is over."""
+        """Announce the prompts of the next episodes; the returned function hears of each that is over."""
         ...
 
     def take_spans(self) -> list[tuple[float, float]]:
@@ -107,7 +107,7 @@ class Collector(Protocol):
         ...
 
     def close(self) -> None:
-        """End whatever writes in the background."""
+        """End the threads that write in the background."""
         ...
 
 

@@ -32,7 +32,7 @@ class NoLogp(Exception):
 
 @dataclass(frozen=True)
 class TokenTable:
-    """What a server says about one row of tokens, the first of which it cannot score."""
+    """A server's scores of one row of tokens; it cannot score the first."""
 
     logp: tuple[float, ...]  # [L], 0 for the first
     likeliest: tuple[Mapping[int, float], ...] = ()  # [L], log-probabilities by token id, where they were asked for

@@ -14,7 +14,7 @@ LEAST_PER_PASS = 32  # tokens that a further pass over prompts must save: it cos
 
 @dataclass(frozen=True)
 class Beginning:
-    """The first tokens of a prompt that stand somewhere already, or will when another prompt has been read."""
+    """A prompt's first tokens whose keys and values exist already, or will when another prompt is read."""
 
     length: int = 0  # 0: none
     source: int = -1  # its number among those that are held and, after them, the prompts

@@ -101,7 +101,7 @@ def _transport_class() -> type:
         path: str = ""
 
     class Transport(base.WeightTransferEngine):  # type: ignore[misc]
-        """Reads the weights of an update, from memory or from a file, and tells what it read."""
+        """Reads the weights of an update from memory or a file, and notes what it read."""
 
         init_info_cls = TransportInit
         update_info_cls = TransportUpdate

@@ -189,7 +189,7 @@ def replay(
     temperature: float,
     dtype: torch.dtype | None = None,
 ) -> Replay:
-    """The samples' tokens under the trainer's policy, beside the log-probabilities they were drawn with.
+    """Log-probabilities of the samples' tokens under the trainer's policy, next to those they were drawn with.
 
     `dtype` is that of the engine's matrix products; None: the trainer's. The limit of a sample is a margin times
     the larger of its own rounding and that of all samples, a token's being at least its last digit.

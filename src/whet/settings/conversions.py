@@ -190,7 +190,7 @@ def target_modules(value: Any, run: ForeignRun) -> Settings:
 
 
 def adapters(value: Any, run: ForeignRun) -> Settings:
-    """TRL's switch: adapters of rank 16 unless `lora_r` says another."""
+    """LoRA with rank 16 where TRL switches it on, unless `lora_r` says otherwise."""
     return {"model.lora.rank": 16} if run.is_on("peft_config") and "r" not in run.values else {}
 
 

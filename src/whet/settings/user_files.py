@@ -42,7 +42,7 @@ def readable_file(source: str, expected: str, missing: str = "", hint: str = "")
 
 @contextmanager
 def reading(source: str, fix: str = "check the file and its permissions") -> Iterator[None]:
-    """What the system says of a file that cannot be read, in one line."""
+    """The system's reason why a file cannot be read, in one line."""
     try:
         yield
     except OSError as error:

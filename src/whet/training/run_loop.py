@@ -112,11 +112,11 @@ class Trainer(ABC):
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
-        """What the next step depends on besides the tensors, as JSON."""
+        """The state, besides the tensors, that the next step depends on, as JSON."""
 
     @abstractmethod
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """What the next step depends on besides the model and `state`: named sets of tensors."""
+        """The tensors, besides the model's, that the next step depends on: named sets of them."""
 
     @abstractmethod
     def restore(self, state: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
@@ -128,7 +128,7 @@ class Trainer(ABC):
 
 
 class Stateful(Protocol):
-    """What a run depends on besides its trainer, such as a reward that remembers."""
+    """Something besides the trainer whose state a checkpoint needs, such as a reward with memory."""
 
     def state(self) -> Any:
         """The state as JSON."""
@@ -411,7 +411,7 @@ def _actions(
 
 
 def folder_lost(record: RunRecorder, step: int) -> FolderLost | None:
-    """What to say where what the run wrote was taken away, whatever error that led to; else None."""
+    """What to say where the run's folder was removed, whatever error that led to; else None."""
     lost = record.lost()
     if lost is None:
         return None

@@ -179,7 +179,7 @@ class Saver:
         best: Mapping[str, Any] | None = None,
         final: Mapping[str, float] | None = None,
     ) -> None:
-        """Save a checkpoint, the best model, the final one with its evaluation, or several of them in one go.
+        """Save a checkpoint, the best model, or the final one with its evaluation; several in one go.
 
         Returns when the copy is taken; waits first for a save that is under way, unless that was begun for this step.
         """

@@ -29,7 +29,7 @@ from whet.types import Group, Prompt, Sample, StopReason, TokenBatch, TokenTrace
 
 
 def used_experts(chosen: Tensor, replay: Tensor | None) -> Tensor:
-    """The experts that a pass went through: those it was told, else its own; -1 for tokens it did not compute."""
+    """The experts that a pass used: replayed ones, else its own choice; -1 for tokens it did not compute."""
     return chosen if replay is None else torch.where((replay < 0) | (chosen < 0), chosen, replay.to(chosen.dtype))
 
 
@@ -245,7 +245,7 @@ def leaf_weights(samples: Sequence[Sample]) -> list[float]:
 
 
 def reward_company(batch: TokenBatch) -> dict[str, float]:
-    """How the reward goes with length and with the reference's log-probability per token, within groups (Pearson).
+    """The correlation of the reward with length and with the reference's log-probability per token, within groups.
 
     Near 1 with length: the reward pays for length. Near -1 with the reference: it pays for what the starting model
     would hardly write.

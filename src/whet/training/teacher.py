@@ -23,7 +23,7 @@ from whet.types import Group, Prompt, RunFailed, TokenBatch
 
 @dataclass(frozen=True)
 class DistillationSettings:
-    """What the teacher is asked: how distributions are compared, and what it reads besides the prompt."""
+    """How a teacher's distributions are compared, and what it reads besides the prompt."""
 
     section: TeacherSection = field(default_factory=TeacherSection)
     template: str = ""  # of a prompt with what is read besides it
@@ -41,7 +41,7 @@ class TaughtRows:
     places: Tensor  # bool [N, T], the actions of those rows in the policy's batch
 
     def back(self, values: Tensor) -> Tensor:
-        """What the teacher said [n, S, ...] in the policy's places [N, T, ...]; 0 for rows that it was not shown."""
+        """The teacher's values [n, S, ...] moved to the policy's tokens [N, T, ...]; 0 for rows it was not shown."""
         moved = values.new_zeros((*self.places.shape, *values.shape[2:]))
         moved[self.places] = values[self.batch.action]
         return moved
@@ -97,7 +97,7 @@ class Teacher(Protocol):
 
     @property
     def said(self) -> str:
-        """What it is, in words."""
+        """The teacher in words, for the run's facts."""
         ...
 
     def logp(self, batch: TokenBatch) -> Tensor:
@@ -109,7 +109,7 @@ class Teacher(Protocol):
         ...
 
     def open(self) -> AbstractContextManager[CausalLM | None]:
-        """The model, for a pass that compares whole distributions; None where there is none to be had."""
+        """The teacher's model for a pass that compares whole distributions; None where there is none."""
         ...
 
 

@@ -66,7 +66,7 @@ class TrainState:
 
 
 def replayed_experts(batch: TokenBatch, source: RoutingReplay) -> Tensor | None:
-    """[N, T, layers, k], the experts that the policy's routers are told; None where they choose by themselves."""
+    """The experts [N, T, layers, k] that the policy's routers must use; None where they choose themselves."""
     return {"none": None, "sampler": batch.routed_experts, "trainer": batch.old_experts}[source]
 
 

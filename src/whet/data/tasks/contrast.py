@@ -133,7 +133,7 @@ class ReviewedCompletion:
 
     @property
     def is_plain(self) -> bool:
-        """The answer alone tells how good it is."""
+        """Whether the answer alone tells how good the completion is."""
         return self.quality in (0.0, 1.0)
 
 

@@ -73,7 +73,7 @@ def seed_of(prompt: Prompt) -> int:
 
 
 def number(value: Any, where: str) -> float:
-    """A reward, or an error that says what stood in its place."""
+    """The reward as a finite number; the error quotes what was given in its place."""
     if isinstance(value, str | bytes) or value is None:
         raise TypeError(f"{where} gave a reward of {value!r}; expected a number")
     try:

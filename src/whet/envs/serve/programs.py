@@ -185,7 +185,7 @@ def program_arguments(command: str) -> list[str]:
 
 
 class ProgramGuard:
-    """Ends the groups it was told of when this process ends, however it does: kill -9 too."""
+    """Kills the process groups it guards when this process ends, even by kill -9."""
 
     def __init__(self) -> None:
         self._groups: set[int] = set()

@@ -175,7 +175,7 @@ class RequestQueue:
         self.is_open = True
 
     def close(self) -> None:
-        """Send away whoever still waits, and end the sessions."""
+        """Refuse the requests that still wait, and end the sessions."""
         with self._lock:
             self.is_open = False
         self.take()
@@ -274,7 +274,7 @@ class RequestQueue:
         return any(job.record is record for job in (*self.waiting, *(job for job, _ in self._writing)))
 
     def drop(self, record: CallRecord) -> None:
-        """The episode is over: whoever still asks in its name is sent away, and its rows are free."""
+        """Refuse the requests of an episode that is over, and free its rows."""
         record.is_open = False
         self.take()
         for job in [waiting_job for waiting_job in self.waiting if waiting_job.record is record]:

@@ -142,7 +142,7 @@ class ResponseEvents:
         return self._numbered([*events, _text_delta(_message(result.id, ""), 0, text)])
 
     def end(self, result: ServedCompletions, model: str, streamed: Mapping[int, int]) -> list[str]:
-        """What is left to be told when all is written."""
+        """The last events, sent when everything is written."""
         whole = response_json(self._request, result, model)
         events = [] if self._sent else self._created(result, model)
         for index, item in enumerate(whole["output"]):

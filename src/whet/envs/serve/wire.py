@@ -44,7 +44,7 @@ class BadCall(Exception):
 
 @dataclass(frozen=True)
 class SamplingWishes:
-    """What a request says about sampling; None: nothing."""
+    """The sampling settings of a request; None for what it does not set."""
 
     temperature: float | None = None
     top_p: float | None = None

@@ -206,7 +206,7 @@ class SharedServer:
         self._lock = threading.Lock()
 
     def running(self) -> ServerConnection:
-        """The connection that calls go to."""
+        """The connection to a server that runs, started if necessary."""
         with self._lock:
             if self._connection.is_dead:
                 logger.warning("the MCP server %s has ended; it is started again", shlex.join(self._command))

@@ -136,7 +136,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CallFormat:
-    """How the model is told of its tools, and how its calls are read."""
+    """The text that tells the model about its tools, and the reader of its calls."""
 
     reader: Callable[[Sequence[Mapping[str, Any]]], Callable[[Completion], Calls]]  # of the calls of these tools
     expected: str  # what a call that cannot be read should have been

@@ -49,7 +49,7 @@ class ComparedRun:
 
     @property
     def config(self) -> str:
-        """The same for runs that differ in their seed alone."""
+        """The settings of the run without its seed: runs that differ in nothing else are a group."""
         return json.dumps({k: v for k, v in sorted(self.settings.items()) if k not in OWN_KEYS}, default=str)
 
 
@@ -120,7 +120,7 @@ def seed_groups(runs: Sequence[ComparedRun]) -> list[list[ComparedRun]]:
 
 
 def group_names(groups: Sequence[Sequence[ComparedRun]]) -> list[str]:
-    """What tells a group from the others: its method, or the settings in which it differs, or its folder."""
+    """The name of each group: the method, the settings in which it differs, or its folder."""
     differing = [name for name in _differing([group[0] for group in groups]) if name not in OWN_KEYS]
     names = []
     for group in groups:

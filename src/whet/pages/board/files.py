@@ -35,7 +35,7 @@ MOST_FOUND = 20_000
 
 @dataclass(frozen=True)
 class FileState:
-    """What tells whether a file was changed."""
+    """The size, time and identity of a file, which tell whether it was changed."""
 
     size: int
     changed: int  # nanoseconds
@@ -246,12 +246,12 @@ class FoundFolder:
 
     @property
     def group(self) -> str:
-        """The folder it lies in, from the board's on; empty for the board's own."""
+        """The folder that holds this one, relative to the board's; empty in the board's own."""
         return self.place.rpartition("/")[0]
 
 
 def folder_id(kind: str, relative: str) -> str:
-    """The opaque id of what lies at a place."""
+    """An opaque id for a folder, made of its kind and its path below the board's."""
     return hashlib.sha256(f"{kind}\n{relative}".encode("utf-8", "surrogateescape")).hexdigest()[:14]
 
 

@@ -61,7 +61,7 @@ def noted_values(folder: Path) -> dict[str, Any]:
 
 
 def logs(folder: Path) -> list[dict[str, str]]:
-    """The texts that a run left beside its records, its error first; of each the end."""
+    """The ends of the texts a run left besides its records, with its error first."""
     try:
         names = sorted(name for name in os.listdir(folder) if name.endswith(LOGS))
     except OSError:

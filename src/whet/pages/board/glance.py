@@ -34,7 +34,7 @@ FILES = (SUMMARY, METRICS, SAMPLES, CONFIG, NOTES)  # what a list is made from
 
 @dataclass(frozen=True)
 class RunGlance:
-    """What a list says of a run."""
+    """What a list shows of a run."""
 
     id: str
     name: str
@@ -129,7 +129,7 @@ class RunGlances:
 
 
 def run_glance(folder: FoundFolder) -> RunGlance:
-    """Read what a list says of a run."""
+    """Read what a list shows of a run."""
     reader = RunReader(folder.path)
     summary, remark = reader.summary()
     settings, notes = reader.settings(), notes_from(read_small(folder.path / NOTES, 1 << 20))

@@ -102,7 +102,7 @@ class ListQuery:
 
 
 def shown_at_first() -> tuple[str, ...]:
-    """The columns of a list that nobody has chosen any for."""
+    """The columns of a list until the user chooses others."""
     return tuple(name for name, column in COLUMNS.items() if column.shown and name != "name")
 
 

@@ -184,7 +184,7 @@ def sample_query(request: BoardRequest) -> SampleQuery:
 
 
 def prompt_figure(index: SampleIndex, samples: FoundSamples, prompt: str) -> Figure | None:
-    """What a prompt was rewarded with, step by step; None where it was recorded in one step alone."""
+    """The rewards of a prompt's completions by step; None where only one step recorded it."""
     rows = rewards_by_step(index, samples.numbers)
     if len(rows) < 2:
         return None
@@ -277,7 +277,7 @@ def _snippet(value: Any) -> str:
 
 
 def visible_card(line: Mapping[str, Any]) -> TextCard:
-    """A sample as a page shows it; whatever steers writing or a terminal is seen."""
+    """A sample as a page shows it, with control characters made visible."""
     parts = line.get("parts")
     known = {str(name): value for name, value in parts.items()} if isinstance(parts, dict) else {}
     numbers = {name: value for name, value in known.items() if isinstance(value, int | float) or value is None}

@@ -195,7 +195,7 @@ def _is_judged(name: str, step: StepReport) -> bool:
 
 
 def since_when(name: str, history: History) -> tuple[int, int]:
-    """Since which step a rule that speaks now has spoken without a break, and in how many steps, by asking it again."""
+    """The step since which a rule has found its problem without a break, and in how many steps."""
     steps = history.steps
     if RULES[name].is_stated:
         return steps[0].step, len(steps)

@@ -20,7 +20,7 @@ class SettingAdvice:
 
 @dataclass(frozen=True)
 class HealthFinding:
-    """One thing the numbers say: a problem with its fix, or a note on what looks alarming and is normal."""
+    """A problem with its fix, or a note on something that looks alarming and is normal."""
 
     name: str
     sentence: str

@@ -21,7 +21,7 @@ MOST_ELSE = 3
 
 @dataclass(frozen=True)
 class RunEnding:
-    """How a run stands: what its folder says besides its steps."""
+    """How a run stands, from what its folder says besides the steps."""
 
     status: str  # running, finished, interrupted or failed
     step: int = 0

@@ -118,7 +118,7 @@ def messages(sample: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def sample_facts(sample: Mapping[str, Any]) -> dict[str, Any]:
-    """What is known of a sample besides its words."""
+    """The known facts about a sample, without its text."""
     facts = {name: sample.get(name) for name in ("step", "prompt_id", "answer", "reward", "stop", "tokens")}
     facts |= {f"reward/{name}": value for name, value in (sample.get("parts") or {}).items()}
     facts |= {name: sample[name] for name in ("episode", "role", "returned") if sample.get(name) is not None}

@@ -230,7 +230,7 @@ CHARACTERS_PER_TOKEN = 4  # where the other side does not count
 
 @dataclass(frozen=True)
 class JudgeAnswer:
-    """What the judge said, and the tokens it took."""
+    """The judge's answer, and the tokens it took."""
 
     text: str
     tokens: int
@@ -248,7 +248,7 @@ class Trouble:
 
     @property
     def is_failure(self) -> bool:
-        """Nobody answered, though somebody was asked."""
+        """Whether a question was sent and nobody answered."""
         return not self.is_budget and not self.is_unreadable and not self.is_doubtful
 
     def __str__(self) -> str:

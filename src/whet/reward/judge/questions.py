@@ -41,7 +41,7 @@ DEFAULT_TEXT = "How correct, complete and helpful the answer is. Length and styl
 
 @dataclass(frozen=True)
 class Criterion:
-    """One thing that is judged."""
+    """One criterion of a rubric, with its weight."""
 
     name: str
     text: str

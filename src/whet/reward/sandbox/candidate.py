@@ -100,7 +100,7 @@ class CandidateServer(Peer):
         raise NameError(f"name {name!r} is not defined")
 
     def perform(self, operation: str, target: Any, arguments: list[Any], named: dict[str, Any]) -> Any:
-        """Do one thing with an object of this side."""
+        """Perform one operation that the tests ask for, on an object of the code."""
         if "logging" in sys.modules and self.log_handler is None:
             self._listen_to_logs()
         if operation == "find":
@@ -160,7 +160,7 @@ class CandidateServer(Peer):
 
 
 def only_function(module: types.ModuleType) -> Any:
-    """The function that is meant where no name is given: the only one that no other one calls."""
+    """The one public function of a module that no other function in it calls."""
     functions = {
         name: value
         for name, value in vars(module).items()

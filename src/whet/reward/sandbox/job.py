@@ -68,7 +68,7 @@ class ProgramJob:
         return [_header("program", self.limits), {"source": self.source, "stdin": self.stdin}]
 
     def files(self) -> list[bytes]:
-        """What goes to one of the job's processes alone: nothing."""
+        """Files for one process of the job alone: none."""
         return []
 
     def streams(self) -> dict[str, int]:
@@ -102,7 +102,7 @@ class UnitTestJob:
         return [_header("unit_tests", self.limits), {"sources": list(self.sources), "prelude": self.prelude}]
 
     def files(self) -> list[bytes]:
-        """What goes to one of the job's processes alone."""
+        """Files for one process of the job alone."""
         return [] if self._calls() is not None else [packed(self.tests())]
 
     def tests(self) -> dict[str, Any]:

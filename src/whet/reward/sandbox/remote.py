@@ -280,7 +280,7 @@ class Peer:
         return self.objects[int(target)]
 
     def perform(self, operation: str, target: Any, arguments: list[Any], named: dict[str, Any]) -> Any:
-        """Do one thing with an object of this side."""
+        """Perform one operation on an object of this side."""
         return OPERATIONS[operation](target, *arguments, **named)
 
     def send(self, message: dict[str, Any]) -> None:
@@ -381,7 +381,7 @@ class Peer:
         return literal.of_library(tag, parts)
 
     def proxy(self, number: int, kind: type, content: Any) -> Any:
-        """What stands here for an object of the other side."""
+        """The stand-in, on this side, for an object of the other side."""
         made: Any
         real: Any = base_of(kind, (*VALUES, *COLLECTIONS))
         if issubclass(kind, BaseException):
@@ -397,7 +397,7 @@ class Peer:
         return made
 
     def local_class(self, reference: list[Any]) -> Any:
-        """The class that stands here for one of the other side."""
+        """The class that stands in for one of the other side."""
         if not reference:
             return RemoteFunction
         if _is_known(reference):

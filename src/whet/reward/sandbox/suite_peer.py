@@ -138,7 +138,7 @@ class SuitePeer(Peer):
         return super().export(item)
 
     def proxy(self, number: int, kind: type, content: Any) -> Any:
-        """What stands here for an object of the code; a coroutine for a coroutine, each time a new one."""
+        """The stand-in for an object of the code; for a coroutine, a new coroutine each time."""
         made = super().proxy(number, kind, content)
         return (lambda: self.awaited(made)) if kind.__name__ == "coroutine" else made
 

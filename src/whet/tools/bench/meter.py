@@ -102,7 +102,7 @@ def peak_bytes() -> int:
 
 
 def resident_bytes() -> int:
-    """What this process holds now, or the peak where the system tells only that."""
+    """The bytes this process holds now, or the peak where the system tells only that."""
     return _status("VmRSS") or peak_bytes()
 
 

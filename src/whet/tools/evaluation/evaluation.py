@@ -69,7 +69,7 @@ def _styled(prompt: Prompt, examples: Sequence[Demonstration], plain: bool) -> P
 
 
 def conversation_text(messages: Sequence[Message]) -> str:
-    """A conversation without its template: what was said, an empty line between two turns."""
+    """The conversation as plain text without a template, with an empty line between two turns."""
     return "\n\n".join(str(message["content"]) for message in messages)
 
 

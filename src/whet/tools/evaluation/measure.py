@@ -129,7 +129,7 @@ class CompletionFile:
 
     @staticmethod
     def discard(out: Path) -> None:
-        """The evaluation is over, and its results stand elsewhere."""
+        """Delete the file of an evaluation that is over and whose results are stored elsewhere."""
         out.with_name(out.name + PARTIAL).unlink(missing_ok=True)
 
 

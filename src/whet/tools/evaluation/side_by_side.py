@@ -51,7 +51,7 @@ OnCell = Callable[[EvalCell, EvalProgress], None]
 def evaluate_cells(
     cells: Sequence[EvalCell], plan: EvalPlan, on_progress: OnCell, tell: Callable[[str], None]
 ) -> EvalReport:
-    """Measure every cell; the completions lie in their files when this returns.
+    """Measure every model on every task; the completions are in their files when this returns.
 
     The cells of one model should stand next to each other: it is read once.
     """

@@ -371,7 +371,7 @@ def _limit(rates: dict[str, float], model: ClusterModel) -> str:
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """What the user says besides the plan."""
+    """The user's options for a cluster plan."""
 
     mean_length: float | None = None
     reward_seconds: float = 0.0

@@ -188,7 +188,7 @@ class WrongCompletion:
     text: str  # the completion
 
     def with_mark(self, mark: str) -> str:
-        """The same completion with something else where its answer stands."""
+        """The same completion with another text in place of its answer."""
         return f"<think>\n{WORKED}\n</think>\n<answer>{mark}</answer>"
 
 

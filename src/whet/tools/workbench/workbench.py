@@ -299,7 +299,7 @@ def rescore_run(
 
 
 def is_deterministic(reward: Any) -> bool:
-    """What a reward says of itself: its own or its function's attribute `deterministic`, True without one."""
+    """Whether a reward declares itself deterministic, by its own or its function's attribute; True without one."""
     function = getattr(reward, "function", None)
     function = getattr(function, "func", function)
     return bool(getattr(reward, "deterministic", getattr(function, "deterministic", True)))

@@ -86,7 +86,7 @@ def is_server(maker: Callable[..., Engine]) -> bool:
 
 
 def rank_engine(config: Config | EvaluationConfig, policy: CausalLM, loaded: LoadedModel, ranks: Ranks) -> Engine:
-    """The engine on the policy itself, or on a whole copy of one that will lie in shards."""
+    """The engine on the policy itself, or on a whole copy of one that will be sharded."""
     if ranks.size == 1:
         return config_engine(config, policy, loaded)
     return WholeCopyEngine(policy, lambda whole: config_engine(config, whole, loaded))

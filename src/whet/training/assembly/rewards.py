@@ -315,7 +315,7 @@ def failure_policy(config: Config | EvaluationConfig) -> Failures:
 
 
 def check_rewards(objective: Objective, parts: Sequence[RewardPart]) -> None:
-    """Refuse rewards that the objective would read otherwise than they are meant."""
+    """Refuse rewards that the objective would misread."""
     names = [part.name for part in parts if not part.is_plain]
     if names and objective.baseline.needs & {"parts"}:
         raise WhetError(
@@ -365,7 +365,7 @@ def start_sandbox(parts: Sequence[RewardPart], require: str | None = None) -> No
 
 
 def begin_rewards(parts: Sequence[RewardPart], eval_prompts: Sequence[Prompt]) -> None:
-    """Begin what rewards can do while a model is read, and nobody waits for."""
+    """Start, in the background, what rewards can prepare while a model is read."""
     for reward in code_rewards(parts):
         reward.begin_timing_golds(eval_prompts)
     for part in parts:

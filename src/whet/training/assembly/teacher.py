@@ -80,7 +80,7 @@ def needs_verdicts(config: PolicyConfig) -> bool:
 
 
 def distillation_settings(config: PolicyConfig, runtime: Runtime, prompts: Sequence[Prompt]) -> DistillationSettings:
-    """How the teacher is asked, and what it reads besides the prompt."""
+    """The settings of the teacher: how it is asked, and what it reads besides the prompt."""
     section = config.teacher
     if section.context == "none":
         return DistillationSettings(section)

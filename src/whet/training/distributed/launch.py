@@ -112,7 +112,7 @@ class Launch:
 
 
 def launched(environment: Mapping[str, str] | None = None) -> Launch:
-    """What the environment says; one process without a word in it."""
+    """The launch that the environment describes; one process where it says nothing."""
     variables = os.environ if environment is None else environment
     size = _number(variables, "WORLD_SIZE", 1)
     rank = _number(variables, "RANK", 0)

@@ -310,7 +310,7 @@ def _doing(beat: str) -> str:
 
 
 def meet(launch: Launch, patience: float) -> RankGroup:
-    """The other ranks, where they meet; an error where that place cannot be had."""
+    """Meet the other ranks at their address; an error where it cannot be opened."""
     global _runs
     store = _meeting_point(launch, patience)
     _runs += 1  # of this process: every rank counts the same
@@ -386,7 +386,7 @@ class RankGroup:
         return self.launch.is_first
 
     def note(self, doing: str) -> None:
-        """What this rank is doing, for the line that says where it was lost."""
+        """Note what this rank is doing, for the message about a lost rank."""
         self.heart.doing = doing
 
     def exchange(self, name: str, mine: str) -> list[str]:
@@ -468,13 +468,13 @@ class RankGroup:
             pass
 
     def share_watch(self) -> None:
-        """The first rank has its crash reporter; the others need not speak for it."""
+        """Tell the other ranks that the first one has a crash reporter, so that they need not speak for it."""
         self.hand_out("watched", "yes")
         self.is_first_watched = True
 
     @property
     def is_first_unheard(self) -> bool:
-        """Whether the first rank is lost, and nobody is there to say so."""
+        """Whether the first rank is lost without having said so."""
         return self.heart.host_is_lost and self.heart.host is not None and not self.is_first_watched
 
     def cause(self) -> str | None:

@@ -73,7 +73,7 @@ class Ranks:
         return [answer for _, answer in answers]  # type: ignore[misc]
 
     def first(self, work: Callable[[], T]) -> T:
-        """What `work` gives on the first rank, which alone does it. Where it raises, every rank raises."""
+        """Run `work` on the first rank alone and return its value on all. Where it raises, every rank raises."""
         if self.size == 1:
             return work()
         answers: list[Any] = self.all_of(lambda: work() if self.is_first else None)

@@ -345,7 +345,7 @@ class RemoteEngine:
         self._await(lambda: any(worker.doing == "load" and worker.call is not None for worker in self.usable()))
 
     def store(self, weights: Mapping[str, Any], version: int) -> None:
-        """Put weights where engines fetch them; `load_into` tells an engine so."""
+        """Store weights where engines can fetch them; `load_into` tells an engine to."""
         first = self._base is None and bool(self._frozen)
         packed = packed_weights(weights, () if first else self._frozen)
         stored = (self._pool.store(packed), packed.num_bytes)

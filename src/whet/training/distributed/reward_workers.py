@@ -223,7 +223,7 @@ class RemoteReward:
 
     @property
     def ahead(self) -> bool:
-        """Completions may go to workers while others are written."""
+        """Whether completions may go to workers while others are still being written."""
         return not self.whole
 
     def __call__(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[float | None]:
