@@ -41,16 +41,16 @@ from bench_models import SHAPES
 from gpu_step import machine_for, told
 from results_file import add_results_flag, write_results
 
-from whet.api.session import gc_seldom
+from whet.api.training_session import gc_seldom
 from whet.data.call_formats import Calls
 from whet.data.chat import prompt_tokens
 from whet.data.tool_syntax import ToolCall
-from whet.envs.tools.environment import CallFormat, ToolEnvironment
 from whet.envs.tools.find import find_tools
 from whet.envs.tools.tool import ToolLimits
+from whet.envs.tools.tool_environment import CallFormat, ToolEnvironment
 from whet.protocols import Environment
 from whet.record.speed import RolloutShape
-from whet.rollout.calls import CallPool
+from whet.rollout.call_pool import CallPool
 from whet.rollout.episodes import EnvironmentRunner, EpisodeLimits
 from whet.rollout.seed import request_seed
 from whet.tools.bench.benchmark import begin_peak, peak_memory, random_prompts, synchronize, unending

@@ -132,14 +132,14 @@ def trainer_for(config: Any, runtime: Any, asked: Mapping[str, Any]) -> Any:
     from whet.training.assembly.preference import preference_objective
     from whet.training.assembly.references import build_reference
     from whet.training.completion_logp import LiveReference
-    from whet.training.preference import (
+    from whet.training.preference_trainer import (
         PreferenceDataset,
         PreferenceModels,
         PreferenceRow,
         PreferenceTrainer,
     )
     from whet.training.sections import RowsSection
-    from whet.training.sft import SFTTrainer
+    from whet.training.sft_trainer import SFTTrainer
     from whet.types import Encoded
 
     (count, group), (prompt, completion), pack = asked["rows"], asked["tokens"], asked["pack"]

@@ -36,8 +36,8 @@ from whet.model.fast_path import fast_path
 from whet.objective import PRESETS, step_totals
 from whet.tools.bench.benchmark import begin_peak, peak_memory, synchronize
 from whet.training.distributed.ranks import ALONE, Ranks
-from whet.training.distributed.rollout import WholeCopyEngine
 from whet.training.distributed.shard import Sharding, sharded, sharding
+from whet.training.distributed.shared_rollout import WholeCopyEngine
 from whet.training.optimizer import adamw
 from whet.training.sections import OptimizerSection
 from whet.training.update import TrainState, update

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 from cluster_run import step_means
 from results_file import RESULTS, add_results_flag, write_results
 
-from whet.tools.planner.cluster import ClusterModel, Lengths, simulate
+from whet.tools.planner.cluster_simulation import ClusterModel, Lengths, simulate
 
 
 def check_asynchrony(values: dict[str, Any], prompts: int, group: int) -> dict[str, Any]:

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from results_file import RESULTS, add_results_flag, write_results
 
-from whet.tools.planner.cluster import LATENCY, ClusterModel, Lengths, simulate
+from whet.tools.planner.cluster_simulation import LATENCY, ClusterModel, Lengths, simulate
 from whet.tools.planner.seconds import DECODE_RATE
 from whet.tools.planner.shapes import NAMED
 from whet.tools.planner.workload import MEASURED_ON

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 from results_file import add_results_flag, write_results
 
 from whet.api.planning import simulation
-from whet.tools.planner.cluster import cluster_record
+from whet.tools.planner.cluster_simulation import cluster_record
 
 NAMES = ("colocated", "waiting", "ahead_1", "ahead_4")  # layouts, in the order of the plan
 

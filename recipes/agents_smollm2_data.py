@@ -43,8 +43,8 @@ from word_problem_data import (
 )
 
 from whet.envs.tools.calculator import calculator
-from whet.envs.tools.environment import ToolEnvironment
 from whet.envs.tools.find import tool_environment
+from whet.envs.tools.tool_environment import ToolEnvironment
 from whet.types import Completion, Message, Prompt
 
 NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?")

@@ -30,12 +30,12 @@ from rivals import is_rl
 from slow_runs import slow_runs
 from split_corpus import HALVES, read_runs
 
+from whet.record.flat_rows import ThinnedLog
+from whet.record.health.diagnosis import RULES, findings, lingers
 from whet.record.health.finding import FindingSpan
-from whet.record.health.registry import RULES, findings, lingers
 from whet.record.health.story import story_of
 from whet.record.log import eval_records, step_reports
 from whet.record.metrics.intervals import share_interval
-from whet.record.rows import ThinnedLog
 
 HERE = Path(__file__).resolve().parent
 HEALTHY = "healthy"

@@ -578,7 +578,12 @@ class Laboratory:
         os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         importlib.import_module("tests.support.warm_start")
-        for name in ("training.preference", "training.reward_model", "training.online_preference", "envs.serve.agent"):
+        for name in (
+            "training.preference_trainer",
+            "training.reward_model_trainer",
+            "training.online_preference",
+            "envs.serve.agent",
+        ):
             importlib.import_module(f"whet.{name}")
         self.work = SCRATCH / "work"
         gc.freeze()

@@ -510,8 +510,8 @@ def without_training() -> Iterator[list[tuple[int, int, int]]]:
     assembly, evaluation, label, bench, rows_of, run, workbench, reward_model = (
         import_module(f"whet.{name}")
         for name in (
-            *("training.assembly.assembly", "tools.evaluation.evaluation", "tools.labelling.run"),
-            *("tools.bench.benchmark", "training.assembly.rows", "training.run"),
+            *("training.assembly.assembly", "tools.evaluation.evaluation", "tools.labelling.label_files"),
+            *("tools.bench.benchmark", "training.assembly.rows", "training.run_loop"),
             *("tools.workbench.workbench", "training.assembly.reward_model"),
         )
     )

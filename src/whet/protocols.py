@@ -64,7 +64,7 @@ class Session(Protocol):
         ...
 
     def release(self, number: int) -> None:
-        """No request will continue this one, which has been handed out: its keys and values may go."""
+        """Forget the keys and values of a request that was handed out: no other will continue it."""
         ...
 
     def load(self, weights: Mapping[str, Any], version: int) -> None:
@@ -88,7 +88,7 @@ class Environment(Protocol):
 
     All methods may be `async def`. `close()` is called at the end of the episode where there is one. So is
     `cut_off(reason)` when a limit ends the episode (a `StopReason`): it may return a last reward, or None. An
-    attribute `stops`, a tuple of texts, ends the policy's turns behind any of them, beside `sampling.stop`.
+    attribute `stops`, a tuple of texts, ends the policy's turns after any of them, beside `sampling.stop`.
 
     Where episodes branch (`env.branching`), another object in the same state is needed: what `fork()` returns, or with
     `replays = True` a new one that is given the same turns again, else a deep copy of the object.
@@ -126,25 +126,25 @@ class Callback(Protocol):
     """
 
     def started(self, summary: Mapping[str, Any]) -> None:
-        """Before the first step, with the run's title, objective and facts."""
+        """Called before the first step, with the run's title, objective and facts."""
         return
 
     def stepped(self, report: StepReport, samples: Sequence[tuple[Prompt, Sample]]) -> Literal["stop"] | None:
-        """After each step; `samples` are empty where nothing is generated."""
+        """Called after each step; `samples` are empty where nothing is generated."""
         return None
 
     def evaluated(self, step: int, name: str, result: Mapping[str, float], seconds: float) -> Literal["stop"] | None:
-        """After each evaluation; step 0 is before the first step, and `name` is "eval"."""
+        """Called after each evaluation; step 0 is before the first step, and `name` is "eval"."""
         return None
 
     def saved(self, step: int, checkpoint: Path) -> None:
-        """After each checkpoint, when it is complete."""
+        """Called after each checkpoint, when it is complete."""
         return
 
     def save_failed(self, step: int, reason: str) -> None:
-        """After a save that the disk refused: the run goes on, and `reason` names the last whole checkpoint."""
+        """Called when the disk refused a save: the run goes on, and `reason` names the last whole checkpoint."""
         return
 
     def finished(self, summary: Mapping[str, Any]) -> None:
-        """After the last step, with the status, the report and what to do next."""
+        """Called after the last step, with the status, the report and what to do next."""
         return

@@ -124,7 +124,7 @@ _SEARCHED: set[tuple[str, ...]] = set()  # states of sys.path: reading the metad
 
 
 def unchanged(thing: Any) -> Any:
-    """The thing itself: what a kind without functions makes of it."""
+    """Return the thing itself: for kinds that need no conversion."""
     return thing
 
 
@@ -140,7 +140,7 @@ def register_builtins(
 
 @overload
 def register(kind: Kind, thing: Registered, *, name: str | None = None, replace: bool = False) -> Registered:
-    """Add the thing and return it."""
+    """Register the thing and return it."""
 
 
 @overload
@@ -379,7 +379,7 @@ def error_text(error: BaseException, length: int = 200) -> str:
 
 
 def place(innermost_first: Positions, file: str | None) -> str:
-    """file:line nearest to the trouble that lies in the user's file; the nearest of all when none does."""
+    """The innermost file:line in the user's file, else the innermost of all."""
     mine = [position for position in innermost_first if position[0] == file]
     path, line = (mine or list(innermost_first) or [("an unknown place", 0)])[0]
     return f"{path}:{line}"

@@ -89,7 +89,7 @@ class Completion(str):
 
     @property
     def raw(self) -> str:
-        """With special tokens, which the plain text leaves out; decoded when it is asked for."""
+        """The text with special tokens, which the plain text omits; decoded on demand."""
         if not isinstance(self._raw, str):
             self._raw = self._raw()
         return self._raw
@@ -144,7 +144,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Prompt:
-    """One question, and whatever its reward needs to judge a completion."""
+    """One question, and everything its reward needs to judge a completion."""
 
     id: str  # stable across runs: resume and samples.jsonl refer to it
     messages: tuple[Message, ...]  # a conversation that ends before the completion; empty for a plain `text`
@@ -212,11 +212,11 @@ class Sampling:
 
     @property
     def stops_early(self) -> bool:
-        """True when something besides an end token ends a completion."""
+        """Whether anything besides an end token ends a completion."""
         return bool(self.stop or self.stop_tokens)
 
     def of(self, request: Request) -> Sampling:
-        """As one request is drawn: with its own budget, and what it stops at besides."""
+        """The sampling of one request: its own budget, and its additional stops."""
         if request.max_new_tokens is None and not request.stop and not request.stop_tokens:
             return self
         return replace(
@@ -232,11 +232,11 @@ class TokenConstraint(ABC):
 
     @abstractmethod
     def allowed(self) -> Tensor:
-        """bool [tokens]: those that can be drawn next, never none; ids behind the last cannot."""
+        """bool [tokens]: those that can be drawn next, never none; ids after the last cannot."""
 
     @abstractmethod
     def accept(self, token: int) -> None:
-        """This token was drawn."""
+        """Take note that this token was drawn."""
 
 
 @dataclass(frozen=True)
@@ -248,7 +248,7 @@ class Request:
     max_new_tokens: int | None = None  # of this completion; None: what the sampling says
     # the request of the same session that this one goes on from: `tokens` begins with its prompt and completion
     continues: int | None = None
-    drawn: int = 0  # tokens at the end of `tokens` that its random stream has drawn already: it goes on behind them
+    drawn: int = 0  # tokens at the end of `tokens` that its random stream has drawn already: it goes on after them
     stop: tuple[str, ...] = ()  # texts that end it, besides those of the sampling
     stop_tokens: tuple[tuple[int, ...], ...] = ()
     constraint: TokenConstraint | None = None  # of a sampling that is `constrained`
@@ -260,7 +260,7 @@ class SessionShape:
 
     conversations: int  # at once, at most
     prompt_tokens: int  # of the longest first prompt
-    growth: int  # tokens that a conversation may grow by behind its first prompt: completions and answers
+    growth: int  # tokens that a conversation may grow by after its first prompt: completions and answers
 
 
 @dataclass(frozen=True)
@@ -316,6 +316,7 @@ class Sample:
     def scored(
         self, parts: Mapping[str, float], reward: float | None, extra: Mapping[str, Any] | None = None
     ) -> Sample:
+        """A copy with what a reward gave: its parts, their total, and values for the log."""
         # as `replace`, which asks every field: the GPU waits while the completions of a step are scored
         scored = object.__new__(type(self))
         scored.__dict__.update(
@@ -325,6 +326,7 @@ class Sample:
 
     @cached_property
     def num_actions(self) -> int:
+        """How many tokens the policy chose."""
         return int(self.action.sum())
 
     @property
@@ -405,6 +407,7 @@ class TokenBatch:
 
     @property
     def num_sequences(self) -> int:
+        """The number of rows of the batch, N."""
         return self.tokens.shape[0]
 
     @property

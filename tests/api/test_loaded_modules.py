@@ -33,6 +33,6 @@ def test_a_run_on_a_task_loads_no_environment_no_sandbox_and_no_board(tmp_path):
     done = finished(str(program), str(tmp_path / "run"), folder=tmp_path)
     assert done.returncode == 0, done.stderr
     loaded = set(json.loads(done.stderr.strip().splitlines()[-1]))
-    assert "whet.training.rl" in loaded and "whet.training.assembly.rl" in loaded
+    assert "whet.training.rl_trainer" in loaded and "whet.training.assembly.rl" in loaded
     needless = [name for name in sorted(loaded - NEEDED) if name.startswith(UNUSED)]
     assert [name for name in needless if not name.startswith("whet.tools.planner.")] == []

@@ -11,7 +11,7 @@ import whet
 from whet.model.load import BUILTIN
 from whet.model.run_models import complete_checkpoints
 from whet.record.log import read_metrics, read_summary
-from whet.training.run import RunFailed
+from whet.training.run_loop import RunFailed
 from whet.types import WhetError
 
 SMALL = {
@@ -75,9 +75,9 @@ def run(tmp_path_factory, reward_file):
 def test_the_function_stays_the_function():
     """The package has a room of that name; importing it must not stand in front of the function."""
     import whet.training.update
-    from whet.training import rl
+    from whet.training import rl_trainer
 
-    assert whet.train is whet.api.train and rl.RLTrainer
+    assert whet.train is whet.api.train and rl_trainer.RLTrainer
 
 
 def test_a_run_has_its_numbers(run):

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 import whet
-from whet.api.session import begin_cuda, gc_disabled
+from whet.api.training_session import begin_cuda, gc_disabled
 from whet.training.config import resolved
 
 

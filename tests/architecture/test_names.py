@@ -338,9 +338,11 @@ METHODS, PIECES = method_words(["ppo", "dr_grpo", "grpo", "Dr. GRPO", "reinforce
     ],
 )
 def test_a_named_method_is_found(tmp_path, line):
-    write_tree(tmp_path, {"whet/training/rl.py": line + "\n", "whet/objective/presets/group.py": "GRPO = 'grpo'\n"})
+    write_tree(
+        tmp_path, {"whet/training/rl_trainer.py": line + "\n", "whet/objective/presets/group.py": "GRPO = 'grpo'\n"}
+    )
     found = named_methods(tmp_path / "whet", METHODS, PIECES)
-    assert found and all(each.startswith("whet/training/rl.py:") for each in found)
+    assert found and all(each.startswith("whet/training/rl_trainer.py:") for each in found)
 
 
 def test_a_file_named_after_a_method_is_found(tmp_path):

@@ -74,7 +74,7 @@ def test_a_run_loads_what_it_needs():
     rooms = tuple(f"whet.{name}." for name in others)
     of_config = {"whet.envs", "whet.envs.sections"}
     assert [module for module in loaded - of_config if f"{module}.".startswith(rooms)] == []
-    assert {"whet.rollout.torch_engine", "whet.training.rl"} <= loaded
+    assert {"whet.rollout.torch_engine", "whet.training.rl_trainer"} <= loaded
 
 
 def test_a_heavy_import_would_be_seen():

@@ -29,7 +29,7 @@ from whet.tools.advice.guide import (
     advice,
     memory_estimate,
 )
-from whet.tools.advice.questions import NO_ANSWERS, QUESTIONS, advice_record, advice_text, ask, situation_from
+from whet.tools.advice.situation import NO_ANSWERS, QUESTIONS, advice_record, advice_text, ask, situation_from
 from whet.types import WhetError
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ import pytest
 from whet import api
 from whet.record.log import read_metrics, read_summary
 from whet.tools.studies.comparison import ProgressLine, compare
-from whet.training.run import RunFailed
+from whet.training.run_loop import RunFailed
 from whet.training.saved_config import read_config
 from whet.types import StepReport, WhetError
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from whet.data.choices import CHOICES, choice_questions
+from whet.data.multiple_choice import CHOICES, choice_questions
 from whet.data.source import parse_source, read_rows
 from whet.types import WhetError
 

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from whet.data.gym import INSTRUCTION, gym_datasets, gym_prompts
+from whet.data.gym_prompts import INSTRUCTION, gym_datasets, gym_prompts
 from whet.data.tasks.item import split_of
-from whet.reward.gym import check_formula, gym_answer
+from whet.reward.gym_answer import check_formula, gym_answer
 from whet.types import Prompt, WhetError
 
 try:

@@ -13,7 +13,7 @@ from whet.data.prompts import prompts_from
 from whet.data.rows import DEEPEST, MOST_DIGITS, Row, json_value
 from whet.data.sections import DataSection
 from whet.data.source import read_rows
-from whet.settings.files import readable_file
+from whet.settings.user_files import readable_file
 from whet.training.assembly.rows import read_usable
 from whet.types import WhetError
 

@@ -111,7 +111,7 @@ def pipeline_table() -> str:
 
 def health_table() -> str:
     """Every health rule: what it sees, when the same numbers are normal, of which runs, and how early."""
-    from whet.record.health.registry import RULES
+    from whet.record.health.diagnosis import RULES
 
     kinds = {"rl": "RL", "preference": "preferences", "sft": "SFT", "reward_model": "reward models"}
     lines = ["| rule | sees | silent, or a note, when | runs | from step |", "|---|---|---|---|---|"]

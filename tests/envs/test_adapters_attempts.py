@@ -53,7 +53,7 @@ def test_bad_settings_are_refused(settings, complaint):
 
 @needs("reasoning_gym")
 def test_reasoning_gym_judges():
-    from whet.data.gym import gym_prompts
+    from whet.data.gym_prompts import gym_prompts
 
     (question,) = gym_prompts("gym:basic_arithmetic", 1, seed=0)
     wrong, right = rewards(

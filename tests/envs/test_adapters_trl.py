@@ -12,7 +12,7 @@ import pytest
 from tests.support.packages import needs
 from whet.envs.adapters.trl import trl_environment
 from whet.envs.tools.formats import Calling
-from whet.rollout.calls import CallPool
+from whet.rollout.call_pool import CallPool
 from whet.types import Completion, Prompt, StopReason, WhetError
 
 POOL = CallPool()

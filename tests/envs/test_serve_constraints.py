@@ -17,7 +17,7 @@ from tests.support.scripted import TOKEN, ScriptedEngine, ask, serving, tool_tok
 from whet.data.packing import token_batch
 from whet.envs.serve import web
 from whet.envs.serve.agent import AgentLimits, AgentRunner
-from whet.envs.serve.calls import CallRecord
+from whet.envs.serve.call_tree import CallRecord
 from whet.envs.serve.constraints import Grammars
 from whet.envs.serve.request_queue import RequestQueue
 from whet.envs.serve.wire import parse_chat

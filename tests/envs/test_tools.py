@@ -23,10 +23,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.for_every import for_every
-from whet.envs.tools.environment import ToolEnvironment
 from whet.envs.tools.find import tool_environment
+from whet.envs.tools.tool_environment import ToolEnvironment
 from whet.protocols import Environment
-from whet.rollout.calls import DrivenCall
+from whet.rollout.call_pool import DrivenCall
 from whet.types import Completion, InitialObservation, Prompt, StepResult, WhetError
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
@@ -361,7 +361,7 @@ def test_a_tool_that_hangs_is_given_up_and_the_others_go_on(way: Callable[[Any],
 
 
 def test_too_many_tools_that_hang_end_the_run_with_one_line(monkeypatch):
-    monkeypatch.setattr("whet.rollout.calls.MOST_LOST", 2)
+    monkeypatch.setattr("whet.rollout.call_pool.MOST_LOST", 2)
     release = threading.Event()
 
     def hang() -> str:

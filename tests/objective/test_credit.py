@@ -25,7 +25,7 @@ from whet.objective.pass_at_k import BestMinusSecond, PassAtK, PassAtKMarginal
 from whet.objective.scale import NoScale
 from whet.objective.siblings import GroupAndTree, Siblings
 from whet.objective.statistics import episode_weight
-from whet.objective.steps import AnchoredSteps, StepDelta, StepMean, StepSum, TurnIndexRewards, TurnReturn
+from whet.objective.step_credit import AnchoredSteps, StepDelta, StepMean, StepSum, TurnIndexRewards, TurnReturn
 from whet.types import WhetError
 
 NAN = math.nan

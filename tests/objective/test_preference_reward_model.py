@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.support.for_every import for_every
-from whet.objective.preference.reward_model import (
+from whet.objective.preference.reward_model_losses import (
     AllPairs,
     LabelBatch,
     LabelLoss,

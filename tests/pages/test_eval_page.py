@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from whet.pages.evaluation import EvalReport, ModelEval, eval_page, eval_record, eval_text, model_table, short_names
+from whet.pages.eval_report import EvalReport, ModelEval, eval_page, eval_record, eval_text, model_table, short_names
 from whet.record.metrics.eval_summary import Attempt, summarized
 from whet.record.metrics.intervals import paired_tests
 

@@ -5,10 +5,10 @@ from dataclasses import asdict
 import pytest
 
 from whet.pages.chart_svg import cost_scale
-from whet.pages.evaluation import EvalReport, ModelEval, eval_page
+from whet.pages.eval_report import EvalReport, ModelEval, eval_page
 from whet.pages.rerank import Reranking, reranking_text
+from whet.record.metrics.choice_curves import Pool, RerankerScores, choice_curves, search_result
 from whet.record.metrics.eval_summary import Attempt, summarized
-from whet.record.metrics.reranking import Pool, RerankerScores, choice_curves, search_result
 
 POOLS = [
     Pool((1.0, 0.0, 0.0, 1.0), ("4", "3", "3", "4"), (10, 4, 4, 12), (20, 14, 14, 22)),

@@ -8,7 +8,7 @@ import torch
 
 from tests.support.for_every import for_every
 from whet.pages.run_report import opening_text, sample_card, trajectory_text, turn_cards
-from whet.record.health.registry import diagnosis, findings
+from whet.record.health.diagnosis import diagnosis, findings
 from whet.record.log import sample_line
 from whet.types import Prompt, Sample, StepReport, StopReason, Turn
 

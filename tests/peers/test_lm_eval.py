@@ -11,7 +11,7 @@ import pytest
 
 from tests.data.test_choices import ASKED, ROWS
 from tests.peers.peer import PACKAGES, PeerMissing, install
-from whet.data.choices import CHOICES, choice_prompt
+from whet.data.multiple_choice import CHOICES, choice_prompt
 from whet.data.rows import Row
 from whet.tools.evaluation.likelihood import ACC, ACC_NORM, right_choice
 

@@ -9,7 +9,7 @@ from tests.peers.peer import DATASETS, Package, Peer, PeerMissing
 from tests.support.preference_batches import random_rows
 from whet.objective.axes import with_changes
 from whet.objective.preference.batch import PairExtras, pair_totals
-from whet.objective.preference.reward_model import AllPairs, RankBatch, RankLoss, reward_totals
+from whet.objective.preference.reward_model_losses import AllPairs, RankBatch, RankLoss, reward_totals
 from whet.objective.presets.preference import PAIR_PRESETS
 
 pytestmark = pytest.mark.peers

@@ -12,7 +12,7 @@ from tests.support.for_every import for_every
 from tests.support.preference_batches import random_rows
 from whet.objective.axes import with_changes
 from whet.objective.preference.batch import PairBatch, PairExtras, pair_totals
-from whet.objective.preference.reward_model import (
+from whet.objective.preference.reward_model_losses import (
     AllPairs,
     LabelBatch,
     LabelLoss,

@@ -14,7 +14,7 @@ from tests.support.health_cases import CASES, Course, after
 from whet.cli import app
 from whet.pages.board.reader import RunReader
 from whet.record.doctor import doctor_report, doctor_text
-from whet.record.health.registry import RULES, diagnosis
+from whet.record.health.diagnosis import RULES, diagnosis
 from whet.record.log import RunRecorder
 from whet.record.run import read_run
 from whet.record.run_folder import locked
@@ -174,7 +174,7 @@ def test_the_exit_code_says_whether_a_problem_holds(tmp_path: Path) -> None:
 
 def test_a_long_run_takes_no_longer_than_a_short_one() -> None:
     """Of 100,000 steps the rules see a bounded number."""
-    from whet.record.rows import ThinnedLog
+    from whet.record.flat_rows import ThinnedLog
 
     log: ThinnedLog[StepReport] = ThinnedLog()
     for step in range(1, 100_001):

@@ -10,8 +10,8 @@ import pytest
 
 from tests.support.for_every import for_every
 from whet.pages.run_report import health_cards, html_report
+from whet.record.flat_rows import ThinnedLog
 from whet.record.log import RunRecorder, json_object, raw_lines, step_sums
-from whet.record.rows import ThinnedLog
 from whet.record.run import MOST_BETWEEN, read_run
 from whet.types import StepReport, WhetError
 

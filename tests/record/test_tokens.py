@@ -8,7 +8,7 @@ import torch
 
 from tests.support.for_every import for_every
 from whet.record.log import RunRecorder, cut_back
-from whet.record.tokens import RecordedToken, TokenSettings, equal_shares, recorded_tokens, token_lines
+from whet.record.recorded_tokens import RecordedToken, TokenSettings, equal_shares, recorded_tokens, token_lines
 from whet.types import Prompt, Sample, StepReport, StopReason, TokenTrace, Turn
 
 LETTERS = TokenSettings(1000, lambda tokens: [chr(97 + token) for token in tokens])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from whet.record.health.registry import diagnosis
+from whet.record.health.diagnosis import diagnosis
 from whet.reward.call import as_reward
 from whet.reward.checks import RewardChecks, frame_moves, frames
 from whet.reward.combine import RewardPart

@@ -8,12 +8,12 @@ import threading
 import time
 from concurrent.futures import wait
 
-from whet.rollout import calls
-from whet.rollout.calls import CallBundle, CallPool
+from whet.rollout import call_pool
+from whet.rollout.call_pool import CallBundle, CallPool
 
 
 def test_an_async_call_that_blocks_does_not_poison_later_ones(monkeypatch, caplog):
-    monkeypatch.setattr(calls, "PULSE_SECONDS", 0.05)
+    monkeypatch.setattr(call_pool, "PULSE_SECONDS", 0.05)
     pool, released = CallPool(), threading.Event()
 
     async def blocks() -> None:

@@ -21,7 +21,7 @@ from whet.rollout.episodes import EnvironmentRunner, EpisodeLimits
 from whet.rollout.prompt_order import PromptOrder
 from whet.rollout.torch_engine import TorchEngine
 from whet.rollout.window import GroupWindow
-from whet.training.distributed.rollout import WholeCopyEngine
+from whet.training.distributed.shared_rollout import WholeCopyEngine
 
 SPEC = RolloutSpec(2, 3, HOW, False, Everything())
 

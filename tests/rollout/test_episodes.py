@@ -538,7 +538,7 @@ def test_environments_are_closed_also_when_the_run_stops(loaded):
 
 
 def test_hanging_environments_end_in_one_line_when_there_are_too_many(loaded, monkeypatch):
-    monkeypatch.setattr("whet.rollout.calls.MOST_LOST", 2)
+    monkeypatch.setattr("whet.rollout.call_pool.MOST_LOST", 2)
     event = threading.Event()
 
     class Hanging(Counting):

@@ -28,7 +28,7 @@ from whet.model.reference import AdapterFreeReference, CopiedReference
 from whet.model.scalar_head import scalar_model
 from whet.model.token_logp import token_logp
 from whet.objective import PRESETS, step_totals
-from whet.objective.preference.reward_model import AllPairs, LabelLoss, PlackettLuce, RankLoss
+from whet.objective.preference.reward_model_losses import AllPairs, LabelLoss, PlackettLuce, RankLoss
 from whet.objective.presets.preference import PAIR_PRESETS
 from whet.record.metrics.timer import PhaseTimer
 from whet.training.completion_logp import LiveReference, stored_reference
@@ -42,20 +42,20 @@ from whet.training.distributed.shard import (
     sharding,
     whole,
 )
-from whet.training.preference import (
+from whet.training.preference_trainer import (
     PreferenceDataset,
     PreferenceModels,
     PreferenceRow,
     PreferenceTrainer,
 )
-from whet.training.reward_model import (
+from whet.training.reward_model_trainer import (
     RewardModelDataset,
     RewardModelRow,
     RewardModelTrainer,
     bootstrap_rows,
 )
 from whet.training.sections import OptimizerSection, RowsSection
-from whet.training.sft import SFTTrainer
+from whet.training.sft_trainer import SFTTrainer
 from whet.training.update import TrainState, UpdateRefused, critic_values, token_scores, update
 from whet.types import Encoded, TokenBatch
 

@@ -1,7 +1,7 @@
 """A callback has any subset of the methods."""
 
 from whet.protocols import Callback
-from whet.training.run import notify
+from whet.training.run_loop import notify
 
 
 class OnlySaves:

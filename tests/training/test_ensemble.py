@@ -15,12 +15,12 @@ from whet.data.tasks.contrast import task_labelled, task_preferences
 from whet.model.causal_lm import causal_lm
 from whet.model.load import load_model
 from whet.model.scalar_head import scalar_model
-from whet.objective.preference.reward_model import AllPairs, LabelLoss, PlackettLuce, RankLoss
+from whet.objective.preference.reward_model_losses import AllPairs, LabelLoss, PlackettLuce, RankLoss
 from whet.record.metrics.reward_model import label_ensemble_metrics, member_scales, pair_ensemble_metrics
 from whet.record.metrics.timer import PhaseTimer
 from whet.reward.learned.outcome import learned
 from whet.reward.learned.process import learned_steps
-from whet.training.reward_model import (
+from whet.training.reward_model_trainer import (
     RewardModelDataset,
     RewardModelRow,
     RewardModelTrainer,
@@ -30,7 +30,7 @@ from whet.training.reward_model import (
     members_metrics,
     reward_model_rows,
 )
-from whet.training.rows import RowTrainer
+from whet.training.row_trainer import RowTrainer
 from whet.training.sections import OptimizerSection, RowsSection
 from whet.types import Prompt, Sample, StopReason, WhetError
 

@@ -11,7 +11,7 @@ import whet
 from tests.support.for_every import for_every
 from whet.cli import app
 from whet.data.packing import number_of
-from whet.training.rl import RLTrainer
+from whet.training.rl_trainer import RLTrainer
 from whet.types import WhetError
 
 # who moves first earns one point more; the policy ends an episode by what it writes, and each turn earns something

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from whet.training.evaluate import eval_metrics
+from whet.training.evaluator import eval_metrics
 from whet.types import Group, Prompt, Sample, StopReason
 
 

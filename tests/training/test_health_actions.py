@@ -12,7 +12,7 @@ import whet
 from whet.pages.run_report import html_report
 from whet.record.console import Console
 from whet.record.doctor import doctor_report
-from whet.record.health.registry import RULES
+from whet.record.health.diagnosis import RULES
 from whet.record.log import read_metrics
 from whet.record.run import read_run
 from whet.record.sections import HealthSection
@@ -132,7 +132,7 @@ def test_a_checkpoint_is_saved_where_a_problem_holds(tmp_path: Path) -> None:
 def test_every_rank_does_what_the_first_one_decides() -> None:
     from types import SimpleNamespace
 
-    from whet.training.run import _actions, _Progress
+    from whet.training.run_loop import _actions, _Progress
 
     class Second:
         """The second of two ranks: of what is asked of the first it hears the answer."""

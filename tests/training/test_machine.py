@@ -10,8 +10,8 @@ import torch
 from whet.pages.run_charts import columns_of, drawn_charts, planned_charts
 from whet.record.log import step_line, step_reports
 from whet.record.run import RunRecord
-from whet.training import run
-from whet.training.run import GIB, MachineMeter
+from whet.training import run_loop
+from whet.training.run_loop import GIB, MachineMeter
 from whet.types import StepReport
 
 
@@ -27,10 +27,10 @@ def test_a_reading_is_of_this_process_and_of_the_time_since_the_last(monkeypatch
 def test_a_gpu_is_asked_for_its_memory_and_where_that_is_possible_for_its_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (3 * GIB, 10 * GIB))
     monkeypatch.setattr(torch.cuda, "utilization", lambda _: 85)
-    monkeypatch.setattr(run, "find_spec", lambda _: None)
+    monkeypatch.setattr(run_loop, "find_spec", lambda _: None)
     without = MachineMeter(torch.device("cuda:0")).read()
     assert without["gpu_memory"] == 7 and "gpu_use" not in without
-    monkeypatch.setattr(run, "find_spec", lambda name: name)
+    monkeypatch.setattr(run_loop, "find_spec", lambda name: name)
     assert MachineMeter(torch.device("cuda:0")).read()["gpu_use"] == 0.85
 
 

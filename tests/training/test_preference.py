@@ -31,15 +31,15 @@ from whet.training.completion_logp import (
     score_completions,
     stored_reference,
 )
-from whet.training.preference import (
+from whet.training.preference_trainer import (
     PreferenceDataset,
     PreferenceModels,
     PreferenceRow,
     PreferenceTrainer,
     preference_rows,
 )
-from whet.training.rows import RowTrainer
-from whet.training.run import RunFailed
+from whet.training.row_trainer import RowTrainer
+from whet.training.run_loop import RunFailed
 from whet.training.sections import OptimizerSection, RowsSection
 from whet.types import Demonstration, Encoded, Prompt, WhetError
 

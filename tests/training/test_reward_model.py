@@ -16,7 +16,7 @@ from whet.data.tasks.contrast import task_labelled, task_preferences, task_ranki
 from whet.model.causal_lm import causal_lm
 from whet.model.load import load_model
 from whet.model.scalar_head import scalar_model
-from whet.objective.preference.reward_model import AllPairs, LabelLoss, PlackettLuce, RankLoss
+from whet.objective.preference.reward_model_losses import AllPairs, LabelLoss, PlackettLuce, RankLoss
 from whet.record.metrics.distribution import pearson
 from whet.record.metrics.reward_model import (
     area_under_curve,
@@ -28,8 +28,8 @@ from whet.record.metrics.reward_model import (
 from whet.record.metrics.timer import PhaseTimer
 from whet.reward.learned.outcome import learned
 from whet.reward.learned.process import learned_steps
-from whet.training import reward_model
-from whet.training.reward_model import (
+from whet.training import reward_model_trainer
+from whet.training.reward_model_trainer import (
     RewardModelDataset,
     RewardModelRow,
     RewardModelTrainer,
@@ -37,7 +37,7 @@ from whet.training.reward_model import (
     reward_model_rows,
     row_metrics,
 )
-from whet.training.rows import RowTrainer
+from whet.training.row_trainer import RowTrainer
 from whet.training.sections import OptimizerSection, RowsSection
 from whet.types import Prompt, Sample, StopReason, WhetError
 
@@ -305,7 +305,7 @@ def test_long_rows_are_left_out_whole_and_lengths_are_the_completions():
 
 
 def test_rows_that_are_tokenized_together_have_the_tokens_of_each(monkeypatch):
-    monkeypatch.setattr(reward_model, "ROWS_TOGETHER", 3)
+    monkeypatch.setattr(reward_model_trainer, "ROWS_TOGETHER", 3)
     loaded = load_model("whetstone")
     tokenizer, (pair, *pairs) = loaded.tokenizer, task_preferences(ARITHMETIC, "train", 3, 0, 1)
     rows = [

@@ -8,8 +8,8 @@ from torch import nn
 
 from whet.objective.policy import Loss
 from whet.record.metrics.timer import PhaseTimer
-from whet.training.rows import RowTrainer, sum_micro_batches
-from whet.training.run import RunFailed
+from whet.training.row_trainer import RowTrainer, sum_micro_batches
+from whet.training.run_loop import RunFailed
 from whet.training.sections import OptimizerSection, RowsSection
 
 

@@ -22,7 +22,7 @@ from whet.model.checkpoint import load_checkpoint, verify_checkpoint
 from whet.model.run_models import complete_checkpoints
 from whet.record.log import RunRecorder, read_metrics, read_samples, read_summary
 from whet.record.sections import ReportSection
-from whet.training.run import RunFailed, run_training
+from whet.training.run_loop import RunFailed, run_training
 from whet.types import StepReport, WhetError
 
 ROOT = Path(__file__).parents[2]
@@ -401,7 +401,7 @@ def test_a_config_that_was_cut_is_damaged_and_one_that_was_edited_is_told(monkey
 @pytest.mark.parametrize(
     "when",
     [
-        "training.run.agree_on_step",
+        "training.run_loop.agree_on_step",
         "training.saving.write_snapshot",
         "reward.run_record.record_effect",
         "pages.run_report.write_report",
@@ -591,9 +591,9 @@ class Untouchable(dict):
 
 @pytest.mark.parametrize("reward", [{"total": 0.4, "right": 0.4}, {}])
 def test_health_checks_read_nothing_that_earlier_steps_no_longer_have(reward):
+    from whet.record.health.diagnosis import RULES
     from whet.record.health.history import history_of
-    from whet.record.health.registry import RULES
-    from whet.training.run import _for_checks
+    from whet.training.run_loop import _for_checks
 
     metrics = {"loss": 1.0, "gradient_norm": 1.0, "entropy": 0.1, "kl": 0.1, "accuracy": 0.5, "margin": 0.1}
     metrics |= {"sampler_gap": 0.01, "uniform_groups": 0.9, "chosen_logp": -9.0, "rejected_logp": -9.0}

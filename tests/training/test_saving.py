@@ -27,7 +27,7 @@ from whet.record.sections import ReportSection
 from whet.record.text import saving_text
 from whet.training import saving
 from whet.training.distributed.ranks import ALONE
-from whet.training.run import run_training
+from whet.training.run_loop import run_training
 from whet.types import StepReport, WhetError
 
 ROOT = Path(__file__).parents[2]

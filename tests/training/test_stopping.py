@@ -19,7 +19,7 @@ from whet.record.log import RunRecorder, read_metrics, read_summary
 from whet.record.sections import HealthSection, ReportSection
 from whet.tools.studies.comparison import compare_runs
 from whet.training.assembly.rows import overlap_facts
-from whet.training.run import run_training
+from whet.training.run_loop import run_training
 from whet.training.stopping import EarlyEnd, TimeBudget
 from whet.types import RunFailed, WhetError
 

@@ -8,8 +8,8 @@ import torch
 import whet
 from tests.support.for_every import for_every
 from whet.objective import PRESETS, step_totals, with_changes
-from whet.record.tokens import recorded_tokens
-from whet.training import rl
+from whet.record.recorded_tokens import recorded_tokens
+from whet.training import rl_trainer
 from whet.training.step_metrics import TokenTraces
 from whet.types import TokenBatch
 
@@ -83,7 +83,7 @@ def test_rows_may_be_asked_about_alone_and_the_last_update_counts():
 @pytest.fixture
 def updates(monkeypatch):
     """(rows of the step, batch, log-probabilities as the update saw them) of every update."""
-    found, rows, update, minibatches = [], [], rl.update, rl.minibatches
+    found, rows, update, minibatches = [], [], rl_trainer.update, rl_trainer.minibatches
 
     def noted(*arguments):
         parts = minibatches(*arguments)
@@ -95,8 +95,8 @@ def updates(monkeypatch):
         found.append((rows[len(found)], batch, scores.logp))
         return metrics, scores
 
-    monkeypatch.setattr(rl, "update", watched)
-    monkeypatch.setattr(rl, "minibatches", noted)
+    monkeypatch.setattr(rl_trainer, "update", watched)
+    monkeypatch.setattr(rl_trainer, "minibatches", noted)
     return found
 
 

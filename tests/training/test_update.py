@@ -20,14 +20,14 @@ from whet.record.metrics.timer import PhaseTimer
 from whet.rollout.collect import PromptDataset, RewardContext, RolloutCollector, RolloutSpec
 from whet.rollout.prompt_order import PromptOrder
 from whet.rollout.torch_engine import TorchEngine
-from whet.training import rl
+from whet.training import rl_trainer
 from whet.training import update as update_module
 from whet.training.distributed.ranks import ALONE, Ranks
 from whet.training.optimizer import adamw, optimizer_tensors, restore_optimizer, scheduled_rate
-from whet.training.rl import RLModels, RLTrainer, minibatches
-from whet.training.run import RunFailed
+from whet.training.rl_trainer import RLModels, RLTrainer, minibatches
+from whet.training.run_loop import RunFailed
 from whet.training.sections import BatchSection, OptimizerSection, RowsSection
-from whet.training.sft import SFTTrainer
+from whet.training.sft_trainer import SFTTrainer
 from whet.training.update import NoGradient, NotFinite, TrainState, token_scores, top_scores, update
 from whet.types import Encoded, Extras, Prompt, Sampling, TokenBatch
 
@@ -728,14 +728,14 @@ def trainer_of(model, updates, changes=None, rate=0.02, micro_batch_tokens=1000,
 @pytest.fixture
 def seen_parts(monkeypatch):
     """(batch, log-probabilities before the update) of every update."""
-    parts, original = [], rl.update
+    parts, original = [], rl_trainer.update
 
     def watched(state, objective, batch, totals, **settings):
         before = token_scores(state.policy, batch, state.temperature, 1000).logp
         parts.append((batch, before, totals))
         return original(state, objective, batch, totals, **settings)
 
-    monkeypatch.setattr(rl, "update", watched)
+    monkeypatch.setattr(rl_trainer, "update", watched)
     return parts
 
 
@@ -776,7 +776,7 @@ def test_what_completions_say_is_counted_while_a_device_computes_the_gradient(mo
         seen.append((all(one is not None for one in gradients), weights(model)))
         return {}
 
-    monkeypatch.setattr(rl, "repetition", counted)
+    monkeypatch.setattr(rl_trainer, "repetition", counted)
     trainer.step(1, PhaseTimer())
     ((has_gradient, during),) = seen  # once, though there are two updates
     assert has_gradient and all(torch.equal(during[name], before[name]) for name in before)
@@ -799,7 +799,7 @@ def test_the_failing_samples_are_named(model, monkeypatch):
     def broken(*arguments, **settings):
         raise NotFinite("the loss is not finite", "because", rows=(0,))
 
-    monkeypatch.setattr(rl, "update", broken)
+    monkeypatch.setattr(rl_trainer, "update", broken)
     first = minibatches(12, 2, 5, 7)[0][0]
     with pytest.raises(RunFailed) as error:
         trainer.step(7, PhaseTimer())

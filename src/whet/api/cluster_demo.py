@@ -43,7 +43,7 @@ def cluster_demo(
 
 
 def table(run: Run, left: int) -> str:
-    """Who did what, the run's result, and what is left of it on this machine."""
+    """A table of who did what, the result of the run, and what it left on this machine."""
     summary: Mapping[str, Any] = json.loads((run.folder / "run.json").read_text(encoding="utf-8"))
     rows = [("process", "where", "did", "weights", "restarts")]
     for process in summary.get("processes", ()):

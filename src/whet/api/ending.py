@@ -160,7 +160,7 @@ if not said:
 
 @contextlib.contextmanager
 def crash_reporter(folder: Path) -> Iterator[Callable[[], None]]:
-    """A second process tells it, should this one be ended inside the block; unless what is yielded is called.
+    """Report, from a second process, that this one was killed inside the block; calling what is yielded ends the watch.
 
     It names the call of a reward that was under way.
     """

@@ -112,7 +112,7 @@ def evaluate(
     if is_stream(data):  # it is read once, for all models
         data = rows_in_memory(data, int(values.get("eval", {}).get("prompts", EvalSection().prompts)))
     if isinstance(model, list):
-        return [_measured(one, data, reward, tokenizer, samples, values) for one in model]
+        return [_measured(source, data, reward, tokenizer, samples, values) for source in model]
     return _measured(model, data, reward, tokenizer, samples, values)
 
 
@@ -137,19 +137,19 @@ def _measured(model: Any, data: Any, reward: Any, tokenizer: Any, samples: int, 
         config = evaluation_config(name, source, values)
         plan = EvalPlan(samples=samples, chunk=MOST_ROWS)  # all prompts at once: nothing is left to go on from
         if asks_choices(config):
-            found, _ = measured_choices(config, plan)
+            measurement, _ = measured_choices(config, plan)
         else:
             setup = prepared(config, plan, rewards=made_rewards(parts))
-            found = measured(setup, Path(scratch) / COMPLETIONS, lambda _: None, lambda _: None)
+            measurement = measured(setup, Path(scratch) / COMPLETIONS, lambda _: None, lambda _: None)
     return EvalResult(
-        found.metrics,
-        found.rows,
-        found.summary,
-        found.facts,
+        measurement.metrics,
+        measurement.rows,
+        measurement.summary,
+        measurement.facts,
         model=_shown(model),
-        task="rows" if rows is not None else found.task,
-        outcomes=tuple(map(tuple, found.outcomes)),
-        temperature=found.temperature,
+        task="rows" if rows is not None else measurement.task,
+        outcomes=tuple(map(tuple, measurement.outcomes)),
+        temperature=measurement.temperature,
     )
 
 

@@ -68,15 +68,15 @@ def saved_start(config: Config, folder: Path, model: Any, tokenizer: Any) -> Ite
         raise
 
 
-def save_object(model: Any, tokenizer: Any, place: Path) -> None:
+def save_object(model: Any, tokenizer: Any, folder: Path) -> None:
     """Write a model object's weights and its tokenizer, without a progress bar of transformers'."""
     from whet.model.pretrained import quiet_transformers
 
     with quiet_transformers():
-        model.save_pretrained(place)
-        tokenizer.save_pretrained(place)
-    for file in place.glob("*.safetensors"):  # written for their owner alone, whatever the umask says
-        file.chmod((place / "config.json").stat().st_mode)
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    for file in folder.glob("*.safetensors"):  # written for their owner alone, whatever the umask says
+        file.chmod((folder / "config.json").stat().st_mode)
 
 
 def data_source(data: Any) -> str | None:
@@ -147,7 +147,7 @@ def data_rows(data: Any) -> list[Mapping[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """Without numpy's types, which parquet columns have and JSON does not know."""
+    """A value without numpy's types, which parquet columns contain and JSON cannot express."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -202,7 +202,7 @@ def reward_section(parts: Sequence[tuple[str, Weight, RewardLike]]) -> dict[str,
 
 
 def _for_rows(reward: RewardLike) -> tuple[RewardLike, str]:
-    """`exact_answer@math.jsonl` is a name with the source of a mixture that it is for."""
+    """The reward's name; `exact_answer@math.jsonl` also has the source of a mixture whose rows it scores."""
     name, at, rows = reward.partition("@") if isinstance(reward, str) else ("", "", "")
     return (name, rows) if at else (reward, ALL)
 

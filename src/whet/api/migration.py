@@ -77,12 +77,12 @@ def from_trl(args: Any, **trainer: Any) -> MigratedRun:
 
 def _adapters(peft: Any, quantized: Any) -> dict[str, Any]:
     """PEFT's LoraConfig and a quantized base, by the names of the table."""
-    found: dict[str, Any] = {}
+    adapter: dict[str, Any] = {}
     if peft is not None:
-        found = {name: getattr(peft, name, None) for name in ("r", "lora_alpha", "target_modules", "lora_dropout")}
+        adapter = {name: getattr(peft, name, None) for name in ("r", "lora_alpha", "target_modules", "lora_dropout")}
     if getattr(quantized, "load_in_4bit", False):
-        found["load_in_4bit"] = True
-    return {name: value for name, value in found.items() if value is not None}
+        adapter["load_in_4bit"] = True
+    return {name: value for name, value in adapter.items() if value is not None}
 
 
 def _use_weights(arguments: dict[str, Any], weights: Sequence[float] | None) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from whet.tools.planner.cluster import ClusterOptions, ClusterPlan, cluster_plan
+from whet.tools.planner.cluster_simulation import ClusterOptions, ClusterPlan, cluster_plan
 from whet.tools.planner.from_config import UNKNOWN_PROMPT, model_shape, workload
 from whet.tools.planner.plan import Plan, plan_for
 from whet.tools.planner.workload import Devices, Workload, devices

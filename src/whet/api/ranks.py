@@ -47,7 +47,7 @@ def run_on_ray(
     from whet.model.load import device_choice
     from whet.training.distributed.rank_workers import run_ranks
     from whet.training.distributed.ray_cluster import open_cluster
-    from whet.training.run import notify
+    from whet.training.run_loop import notify
 
     scale = config.scale
     on_gpu = device_choice(config.model.device).type == "cuda"
@@ -82,7 +82,7 @@ _silent = False
 
 
 def is_silent() -> bool:
-    """Whether this process has said what it had to say through the first rank."""
+    """Whether this process must print nothing, because the first rank has reported its end."""
     return _silent
 
 

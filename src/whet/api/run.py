@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from whet.api.tables import table, write_table
 from whet.record.evaluations import Evaluations
-from whet.record.rows import eval_row, sample_row, step_row
+from whet.record.flat_rows import eval_row, sample_row, step_row
 from whet.record.run_folder import CONFIG, status_of
 from whet.training.saved_config import read_values
 from whet.types import WhetError, did_you_mean
@@ -24,7 +24,7 @@ SORTS = ("reward", "-reward", "tokens", "-tokens", "step", "-step")
 
 @dataclass(frozen=True)
 class RunFigure:
-    """A figure as SVG."""
+    """A figure of a run as SVG, which notebooks show."""
 
     svg: str
 
@@ -99,7 +99,7 @@ class Run:
 
     @property
     def report(self) -> Path:
-        """report.html of the run."""
+        """The path of the run's report.html."""
         return self.folder / "report.html"
 
     @property

@@ -43,9 +43,9 @@ class Resumed:
     settings: Mapping[str, Any]  # nested, over those of the run
 
 
-def with_settings(config: Config, given: Mapping[str, Any]) -> Config:
+def with_settings(config: Config, changes: Mapping[str, Any]) -> Config:
     """The config with other values; checked like one that was given whole."""
-    return resolved(config.method, merged(config_values(config), given))
+    return resolved(config.method, merged(config_values(config), changes))
 
 
 class RunFiles:
@@ -58,7 +58,7 @@ class RunFiles:
 
     @property
     def checkpoint(self) -> Path | None:
-        """Where to go on from."""
+        """The checkpoint to resume from."""
         return None if self._resumed is None else self._resumed.checkpoint
 
     @property
@@ -67,7 +67,7 @@ class RunFiles:
         return self._resumed is None
 
     def begin(self) -> RunInputs:
-        """Before anything is loaded: a new run can be resumed from here on, a resumed one is still the same."""
+        """Write what a resume needs before anything is loaded; of a resumed run, check that it is still the same."""
         from whet.training.assembly.fingerprints import input_digests
 
         if self._resumed is None:

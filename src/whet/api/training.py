@@ -29,8 +29,8 @@ from whet.api.inputs import (
 from whet.api.ranks import agree_on_config, agree_on_inputs, check_ranks, root_cause, run_on_ray
 from whet.api.run import Run
 from whet.api.run_files import Resumed, RunFiles, with_settings
-from whet.api.session import TrainingSession, begin_cuda, gc_disabled, training_session
 from whet.api.settings import RunSettings
+from whet.api.training_session import TrainingSession, begin_cuda, gc_disabled, training_session
 from whet.model.width import stated_width
 from whet.record.run_folder import CONFIG, ERROR_LOG, discard, remove_run
 from whet.registry import refuse_while_importing
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from whet.record.trackers.tracking import Trackers
     from whet.training.assembly.assembly import Assembly
     from whet.training.distributed.ranks import Ranks
-    from whet.training.run import TrainingResult
+    from whet.training.run_loop import TrainingResult
     from whet.types import StepReport
 
 SHORTEST_MEETING = 60.0  # seconds that a rank waits at least for the others, which start and import beside it
@@ -277,8 +277,8 @@ def existing_run(
             f"{folder} holds a run with another config ({', '.join(differing[:3])}); give exist=replace, or another "
             "folder"
         )
-    for name, given in ((ROWS, rows), (EVAL_ROWS, eval_rows)):
-        if given is not None and rows_text(given) != (folder / name).read_text(encoding="utf-8"):
+    for name, passed in ((ROWS, rows), (EVAL_ROWS, eval_rows)):
+        if passed is not None and rows_text(passed) != (folder / name).read_text(encoding="utf-8"):
             raise WhetError(f"{folder} holds a run with other rows ({name}); give exist=replace, or another folder")
     is_longer = config.steps > there.steps or (there.hours and not 0 < config.hours <= there.hours)
     return Run(folder) if is_finished(folder) and not is_longer else longer
@@ -302,9 +302,9 @@ def _run(session: TrainingSession, files: RunFiles, rewards: Any, callbacks: Seq
         from whet.data.pieces import TokenPieces
         from whet.pages.run_report import write_report
         from whet.record.log import RunRecorder
-        from whet.record.tokens import TokenSettings
+        from whet.record.recorded_tokens import TokenSettings
         from whet.reward.run_record import note_version, record_effect, write_version
-        from whet.training.run import notify, refuse_lost, run_training
+        from whet.training.run_loop import notify, refuse_lost, run_training
 
     if not session.is_first:
         return _run_silently(session, files, rewards)
@@ -431,7 +431,7 @@ def _assemble(config: Config, rewards: Any, ranks: Ranks) -> Assembly:
 def _run_silently(session: TrainingSession, files: RunFiles, rewards: Any) -> Run:
     """The part of a rank that is not the first: the same steps, and nothing written but its share of checkpoints."""
     from whet.record.log import SilentRecorder
-    from whet.training.run import run_training
+    from whet.training.run_loop import run_training
 
     assert session.group is not None
     config, folder = files.config, files.folder
@@ -478,7 +478,7 @@ def _last_words(
 @contextlib.contextmanager
 def _finishing(folder: Path, record: RunRecorder, step: int) -> Iterator[None]:
     """The last writes of a run whose training is done: an error there costs the report, not the training."""
-    from whet.training.run import FolderLost, folder_lost
+    from whet.training.run_loop import FolderLost, folder_lost
 
     try:
         yield
@@ -512,7 +512,7 @@ def _break_off(
     in error.log, also then. What cannot be written, on a full disk say, is left: the error itself must come through.
     """
     from whet.pages.run_report import write_report
-    from whet.training.run import FolderLost
+    from whet.training.run_loop import FolderLost
 
     is_expected = isinstance(error, WhetError | KeyboardInterrupt)
     if display is not None:
@@ -630,7 +630,7 @@ def _trackers(config: Config, folder: Path) -> Trackers | None:
 
 def _close_trackers(trackers: Trackers | None, error: BaseException, summary: Mapping[str, Any]) -> None:
     """End what follows a run that broke; nothing is written in the place of a folder that is gone."""
-    from whet.training.run import FolderLost
+    from whet.training.run_loop import FolderLost
 
     if trackers is not None and not isinstance(error, FolderLost):
         trackers.close("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", summary)

@@ -99,7 +99,7 @@ def root(
 
 
 class Stopped(KeyboardInterrupt):
-    """The process was told to end, by a signal other than Ctrl-C's."""
+    """Raised when a signal other than Ctrl-C's ends the process."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -175,7 +175,7 @@ LONGEST = 1000  # characters of an error line
 
 
 def _one_line(text: str) -> str:
-    """Without line breaks, and cut in the middle: what was given stands first, the fix last."""
+    """A message without line breaks, cut in the middle: its start names the input and its end the fix."""
     line = " ".join(text.splitlines())
     return line if len(line) <= LONGEST else f"{line[: LONGEST // 2]} ... {line[-LONGEST // 2 :]}"
 
@@ -187,11 +187,11 @@ def _misused(error: Any) -> tuple[int, str]:
         return int(error.exit_code), ""
     context = getattr(error, "ctx", None)
     command = context.command_path.replace("python -m ", "") if context is not None else "whet"
-    said = " ".join(error.format_message().split()).rstrip(".")
+    message = " ".join(error.format_message().split()).rstrip(".")
     taken = {option for parameter in context.command.params for option in parameter.opts} if context else set()
     if hasattr(error, "option_name"):
         return int(error.exit_code), _no_such_options(error.option_name, taken, command)
-    return int(error.exit_code), f"{said[:1].lower()}{said[1:]}; `{command} -h` shows what it takes"
+    return int(error.exit_code), f"{message[:1].lower()}{message[1:]}; `{command} -h` shows what it takes"
 
 
 def _no_such_options(first: str, taken: set[str], command: str) -> str:
@@ -202,10 +202,10 @@ def _no_such_options(first: str, taken: set[str], command: str) -> str:
     hints = {option: _near_option(option, taken) for option in unknown}
     if {"--set", "--steps"} <= taken:  # a command that trains
         hints = {option: _option_hint(option) or hint for option, hint in hints.items()}
-    said = ", ".join(f"{option} ({hint})" if hint else option for option, hint in hints.items())
+    listed = ", ".join(f"{option} ({hint})" if hint else option for option, hint in hints.items())
     if len(unknown) == 1 and hints[first]:
         return f"no such option: {first}; {hints[first]}"
-    return f"no such option{'s' if len(unknown) > 1 else ''}: {said}; `{command} -h` shows what it takes"
+    return f"no such option{'s' if len(unknown) > 1 else ''}: {listed}; `{command} -h` shows what it takes"
 
 
 def _near_option(option: str, taken: set[str]) -> str:

@@ -151,7 +151,7 @@ def difficulty(
 ) -> None:
     """Measure how often a model solves each prompt, and write the rows with their `pass_rate`."""
     from whet import api
-    from whet.data.statistics import rows_with_pass_rates
+    from whet.data.file_statistics import rows_with_pass_rates
     from whet.settings.layers import from_settings, merged
 
     values = merged({"eval": {"prompts": MOST_ROWS}}, from_settings(settings or []))
@@ -283,7 +283,7 @@ def stats(
     as_json: AsJson = False,
 ) -> None:
     """Describe a file: rows, columns, what they are read as, lengths, duplicates, scripts, answers."""
-    from whet.data.statistics import statistics
+    from whet.data.file_statistics import statistics
 
     encode = None
     if tokenizer is not None:
@@ -326,7 +326,7 @@ def _weighted(text: str) -> tuple[str, float]:
 
 
 def _tell(report: Mapping[str, Any], out: str | None, as_json: bool) -> None:
-    """Beside the rows where these go to standard output, else there."""
+    """Print the report beside the rows, or to standard error where the rows go to standard output."""
     to_error = out == "-"
     if as_json and not to_error:
         print_json(dict(report))

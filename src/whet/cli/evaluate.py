@@ -24,7 +24,7 @@ from whet.cli.options import (
 from whet.settings.bounds import MOST_ROWS, MOST_SAMPLES
 
 if TYPE_CHECKING:
-    from whet.pages.evaluation import EvalReport
+    from whet.pages.eval_report import EvalReport
     from whet.tools.evaluation.measure import EvalProgress
     from whet.tools.evaluation.side_by_side import EvalCell
     from whet.types import Sample
@@ -91,7 +91,7 @@ def evaluate(
     completions are kept in a file; the same command continues where it was interrupted.
     """
     from whet import api
-    from whet.pages.evaluation import eval_record
+    from whet.pages.eval_report import eval_record
     from whet.settings.layers import from_settings, merged
     from whet.tools.evaluation.evaluation import PromptStyle
     from whet.tools.evaluation.measure import EvalPlan
@@ -226,7 +226,7 @@ def _reward_settings(rewards: Sequence[str]) -> dict[str, Any]:
 
 
 def _numbers(option: str, text: str | None) -> tuple[int, ...]:
-    """`64,128,256`, ascending."""
+    """The numbers in a text such as `64,128,256`; they must ascend."""
     from whet.types import WhetError
 
     if text is None:
@@ -307,13 +307,13 @@ def _tell_progress(cell: EvalCell, now: EvalProgress) -> None:
 
 def _page(report: EvalReport) -> str:
     from whet.cli.options import command_line
-    from whet.pages.evaluation import eval_page
+    from whet.pages.eval_report import eval_page
 
     return eval_page(report, command_line())
 
 
 def _print_report(report: EvalReport, page: Path | None) -> None:
-    from whet.pages.evaluation import eval_text
+    from whet.pages.eval_report import eval_text
     from whet.pages.rerank import reranking_text
 
     typer.echo(eval_text(report))

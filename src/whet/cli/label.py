@@ -14,7 +14,7 @@ from whet.cli.options import APP_SETTINGS, AsJson, number, print_result
 from whet.settings.bounds import MOST_ROWS, MOST_SAMPLES, MOST_SEED
 
 if TYPE_CHECKING:
-    from whet.tools.labelling.run import LabelProgress
+    from whet.tools.labelling.label_files import LabelProgress
     from whet.training.config import EvaluationConfig
 
 label_app = typer.Typer(
@@ -85,7 +85,7 @@ def steps(
 
     Ctrl-C loses at most one chunk: run the same command again to continue.
     """
-    from whet.tools.labelling.run import LabelSpec, label_steps
+    from whet.tools.labelling.label_files import LabelSpec, label_steps
     from whet.types import WhetError
 
     if data is not None and solutions is not None:
@@ -130,7 +130,7 @@ def completions(
 
     Completions that the token budget cut off are left out. Run the same command again to continue a file.
     """
-    from whet.tools.labelling.run import CompletionSpec, write_completions
+    from whet.tools.labelling.label_files import CompletionSpec, write_completions
     from whet.types import WhetError
 
     if reward and at_least is None:

@@ -68,7 +68,7 @@ def environment_settings(env: str | None, tools: list[str] | None, agent: str | 
 
 
 def finite(value: float | None) -> float | None:
-    """For options with `min` and `max`: nan is never less and never more, so their range lets it pass."""
+    """Refuse nan and infinity, which pass the range check of options with `min` and `max`."""
     if value is not None and not math.isfinite(value):
         raise typer.BadParameter(f"{value} is not a finite number.")
     return value

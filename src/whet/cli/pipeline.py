@@ -44,8 +44,8 @@ def pipeline(
     if name is None:
         load_plugins()
         width = max(map(len, PIPELINES))
-        for each in PIPELINES.values():
-            typer.echo(f"{each.name:{width}}  {each.about}")
+        for entry in PIPELINES.values():
+            typer.echo(f"{entry.name:{width}}  {entry.about}")
         typer.echo("\n`whet pipeline NAME` runs one; with --show it prints every setting.")
         return
     flags: dict[str, Any] = {

@@ -75,7 +75,7 @@ def plan(
     from whet.api.planning import plan as planned
     from whet.api.planning import simulation
     from whet.settings.layers import from_settings
-    from whet.tools.planner.cluster import cluster_record, cluster_text
+    from whet.tools.planner.cluster_simulation import cluster_record, cluster_text
     from whet.tools.planner.plan import plan_record, plan_text
     from whet.types import WhetError
 

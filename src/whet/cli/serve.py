@@ -62,8 +62,8 @@ def board(
     from pathlib import Path
 
     from whet.envs.serve.web import is_loopback, require_server
-    from whet.pages.board.serve import BoardServer
-    from whet.pages.board.server import Board
+    from whet.pages.board.board_app import Board
+    from whet.pages.board.board_server import BoardServer
     from whet.types import WhetError
 
     require_server("the board", "board")
@@ -93,7 +93,7 @@ def board(
 
 
 def _wait(stop: Callable[[], None]) -> None:
-    """Until Ctrl-C."""
+    """Wait until Ctrl-C."""
     import threading
 
     try:

@@ -96,7 +96,7 @@ def advise(
       whet advise --signal verifiable --model-size 7 --memory 80 --completion-tokens 8000
     """
     from whet.tools.advice.guide import advice
-    from whet.tools.advice.questions import advice_record, advice_text, situation_from_flags
+    from whet.tools.advice.situation import advice_record, advice_text, situation_from_flags
 
     flags = {
         "signal": signal,

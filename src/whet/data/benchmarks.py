@@ -119,7 +119,7 @@ def _list(values: Values, name: str, of: type) -> list[Any]:
 
 
 def _sentence(text: str) -> str:
-    """With a full stop and a space at its end, for what follows."""
+    """The text with a full stop and a space at its end, so that another sentence can follow."""
     text = text.strip()
     return f"{text} " if not text or text[-1] in ".?!,;:" else f"{text}. "
 

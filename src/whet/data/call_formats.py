@@ -66,6 +66,7 @@ class Calls:
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
+        """The calls that could be read, without those whose text was broken."""
         return tuple(call for call in self.announced if call is not BROKEN)
 
 
@@ -81,16 +82,16 @@ def call_reader(
 
     def calls_of(completion: Completion | str) -> Calls:
         if read is None:
-            found = _tagged(str(completion), parsed_calls)
+            calls = _tagged(str(completion), parsed_calls)
         else:
             raw = completion.raw if isinstance(completion, Completion) else completion
             try:
-                found = read(raw)
+                calls = read(raw)
             except Exception:  # whatever a parser of somebody else's makes of a text
-                found = Calls((BROKEN,), (raw,), "")
-        if call_format == "loose" and not found.announced:
-            found = Calls(tuple(untagged_calls(_spoken(str(completion)), arguments)), (), found.text)
-        return _named(found, tools)
+                calls = Calls((BROKEN,), (raw,), "")
+        if call_format == "loose" and not calls.announced:
+            calls = Calls(tuple(untagged_calls(_spoken(str(completion)), arguments)), (), calls.text)
+        return _named(calls, tools)
 
     return calls_of
 
@@ -114,7 +115,7 @@ def chosen_format(name: str, tokenizer: PreTrainedTokenizerBase, tools: Sequence
 
 
 def call_stops(call_format: str) -> tuple[str, ...]:
-    """The stop strings that end a turn behind its call; a template's calls end with the turn itself."""
+    """The stop strings that end a turn after its call; a template's calls end with the turn itself."""
     return (TAG,) if call_format in ("json", "python") else ()
 
 
@@ -127,7 +128,7 @@ def expected_call(call_format: str, tokenizer: PreTrainedTokenizerBase, tools: S
 def call_frame(
     call_format: str, tokenizer: PreTrainedTokenizerBase, tools: Sequence[Mapping[str, Any]] = ()
 ) -> Callable[[str], tuple[str, str]] | None:
-    """What stands before and behind the JSON arguments of a call of a tool, by its name; None: calls are no JSON."""
+    """What stands before and after the JSON arguments of a call of a tool, by its name; None: calls are no JSON."""
     written = _readable_call(call_format, tokenizer, tools)
     if not written and call_format != "template":
         written = call_text(call_format, NAME, {"x": VALUE})
@@ -191,9 +192,9 @@ def tool_instructions(call_format: str, tools: Sequence[Mapping[str, Any]]) -> s
     )
 
 
-def _named(found: Calls, tools: Sequence[Mapping[str, Any]]) -> Calls:
+def _named(calls: Calls, tools: Sequence[Mapping[str, Any]]) -> Calls:
     """The calls with positional arguments named by the tools' schemas."""
-    return Calls(tuple(named(call, list(tools)) for call in found.announced), found.malformed, found.text)
+    return Calls(tuple(named(call, list(tools)) for call in calls.announced), calls.malformed, calls.text)
 
 
 def _collected(blocks: Sequence[tuple[list[ToolCall] | None, str]], text: str) -> Calls:
@@ -236,7 +237,7 @@ _TOOLS = ({"type": "function", "function": _TOOL},)
 
 
 def _written_calls(tokenizer: PreTrainedTokenizerBase, tools: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """A turn that is one call, as the template writes it behind its generation prompt, where it writes calls.
+    """A turn that is one call, as the template writes it after its generation prompt, where it writes calls.
 
     The call's arguments are a mapping first and then JSON: templates want the one or the other. One tool says it.
     """
@@ -258,7 +259,7 @@ def _written_calls(tokenizer: PreTrainedTokenizerBase, tools: Sequence[Mapping[s
 
 @lru_cache(maxsize=8)
 def _turn_ends(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
-    """The control tokens that a template writes behind a turn."""
+    """The control tokens that a template writes after a turn."""
     ends = [str(tokenizer.eos_token)] if tokenizer.eos_token else []
     try:
         turn: Message = {"role": "assistant", "content": VALUE}

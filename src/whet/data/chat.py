@@ -21,14 +21,14 @@ MOST_TURNS = 8  # named in an error line
 ROWS_TOGETHER = 256  # tokenized in one call: more are hardly faster, and their texts are held until it ends
 # a placeholder for any completion, to see what a template writes after one
 PROBE = "probe0completion"
-THOUGHT_ENDS = ("</think>", "[/THINK]")  # what models write behind their thoughts
+THOUGHT_ENDS = ("</think>", "[/THINK]")  # what models write after their thoughts
 
 
 class _Frame(NamedTuple):
     """What the template writes around any completion of a conversation."""
 
     opening: str  # everything before it, generation prompt included
-    closing: str | None  # everything behind it; None where the template did not write the completion
+    closing: str | None  # everything after it; None where the template did not write the completion
 
 
 class _WrittenTurn(NamedTuple):
@@ -120,7 +120,7 @@ def _demonstrated_together(
     prompts = {id(row.prompt): row.prompt for row in conversations}
     for prompt in prompts.values():
         _require_own_tools(tokenizer, prompt)
-    frames = {key: _frame(tokenizer, each.messages, each.id, each.tools) for key, each in prompts.items()}
+    frames = {key: _frame(tokenizer, prompt.messages, prompt.id, prompt.tools) for key, prompt in prompts.items()}
     turns = [_last_turn(tokenizer, row, frames[id(row.prompt)]) for row in conversations]
     texts = [frame.opening for frame in frames.values()] + [turn.opening + turn.completion for turn in turns]
     tokens = map(tuple, tokenizer(texts, add_special_tokens=False)["input_ids"])
@@ -250,7 +250,7 @@ def _frame(
     prompt_id: str,
     tools: Sequence[Mapping[str, Any]] = (),
 ) -> _Frame:
-    """What the template writes around an assistant turn behind these messages."""
+    """What the template writes around an assistant turn after these messages."""
     opening: str = templated(tokenizer, before, prompt_id, open_completion=True, tools=tools)
     probe: str = templated(tokenizer, (*before, {"role": "assistant", "content": PROBE}), prompt_id, tools=tools)
     _, turn, closing = probe.rpartition(PROBE)

@@ -71,7 +71,7 @@ def decontaminate(
     shown: list[Summary] = []
     num_kept = 0
     for row, text, overlaps in _looked_up(reader, index, by):
-        closest = min(overlaps, key=lambda each: ORDER[each.kind], default=None)
+        closest = min(overlaps, key=lambda overlap: ORDER[overlap.kind], default=None)
         if closest is not None:
             counts[closest.kind] += 1
         counted = [overlap for overlap in overlaps if overlap.kind in kinds]

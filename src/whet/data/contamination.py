@@ -87,7 +87,7 @@ class Overlap:
 
 
 class ContaminationIndex:
-    """The test texts, ready for train texts to be looked up; memory grows with the test texts alone."""
+    """An index of the test texts in which train texts are looked up; memory grows with the test texts alone."""
 
     def __init__(self, tests: Sequence[str], rule: OverlapRule = DEFAULT_RULE) -> None:
         self.rule = rule
@@ -140,7 +140,7 @@ class ContaminationIndex:
         return OverlapKind.TEMPLATE if self._covered(one, other) >= self.rule.share * len(one) else OverlapKind.PASSAGE
 
     def _covered(self, one: Sequence[str], other: Sequence[str]) -> int:
-        """How many words of the first text lie in a long run that stands in the other too."""
+        """How many words of the first text lie in a long run that also occurs in the other."""
         size = self.rule.run
         runs = {tuple(other[at : at + size]) for at in range(len(other) - size + 1)}
         covered, reached = 0, 0
@@ -188,7 +188,7 @@ def require_clean(
         return
     counts = overlap_counts(overlaps)
     named = ", ".join(f"{counts[kind]} {kind}" for kind in OverlapKind if counts[kind])
-    first = min(overlaps, key=lambda each: (ORDER[each.kind], each.train))
+    first = min(overlaps, key=lambda overlap: (ORDER[overlap.kind], overlap.train))
     text = " ".join(train[1][first.train].split())
     shown = text if len(text) <= 60 else f"{text[:57]}..."
     raise WhetError(
@@ -239,7 +239,7 @@ def _short_kind(train: str, test: str) -> OverlapKind:
 
 
 def _same_numbers(one: Sequence[str], other: Sequence[str]) -> bool:
-    """Whether the numbers of the first text stand in the other one too, in their order."""
+    """Whether the numbers of the first text also occur in the other, in the same order."""
     rest = iter(numbers_of(other))
     return all(number in rest for number in numbers_of(one))
 
@@ -259,7 +259,7 @@ def _short_runs(block: TextBlock, rule: OverlapRule) -> tuple[Integers, Hashes]:
 
 
 def _different(rows: Integers, hashes: Hashes) -> tuple[Integers, Hashes]:
-    """Each hash of a text once."""
+    """Each hash once per text."""
     order = np.lexsort((hashes, rows))
     rows, hashes = rows[order], hashes[order]
     first = np.ones(len(rows), np.bool_)

@@ -16,10 +16,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from whet.data.foreign_rows import completion_row, holds_completion, holds_pair, holds_ranking, holds_steps
 from whet.data.pairs import RankedCompletions, preferences_from, rankings_from
 from whet.data.prompts import LabelledCompletion, demonstrations_from, labelled_from
 from whet.data.rows import Row, mistake
-from whet.data.shapes import completion_row, holds_completion, holds_pair, holds_ranking, holds_steps
 from whet.data.shingles import text_key
 from whet.data.spool import RowWriter, Spool, StoredRows, prompt_text
 from whet.data.step_rows import LabelledSteps, outcomes_from, stepped_from
@@ -76,8 +76,8 @@ def convert(
     for values in rows:
         writer.write(values)
     if not writer.rows:
-        said = ", ".join(f"{count} {what}" for what, count in lost.items()) or "nothing fits"
-        raise WhetError(f"{reader.source}: no {target} can be made of its {kind} ({said})")
+        reasons = ", ".join(f"{count} {what}" for what, count in lost.items()) or "nothing fits"
+        raise WhetError(f"{reader.source}: no {target} can be made of its {kind} ({reasons})")
     dropped = {"left_out": dict(reader.left_out)} if reader.left_out else {}
     return {"rows": reader.rows, "from": kind, "to": target, "kept": writer.rows, "lost": dict(lost), **dropped}
 
@@ -131,7 +131,7 @@ def _prompt_values(prompt: Prompt) -> Values:
 
 
 def _prompts(reader: StoredRows, kind: str, lost: Lost) -> Iterator[Values]:
-    """Each prompt once."""
+    """The prompts of the rows, each once."""
     seen: set[bytes] = set()
     for row, prompt in reader.prompts():
         key = text_key(prompt_text(prompt))
@@ -234,7 +234,7 @@ def _paired(reader: StoredRows, kind: str, right_from: float, lost: Lost) -> Ite
                 number = spool.add({**_prompt_values(value.prompt), "completion": value.completion})
                 sides.setdefault(text_key(prompt_text(value.prompt)), []).append((float(score), number))
         for scored in sides.values():
-            ordered = sorted(scored, key=lambda each: (-each[0], each[1]))
+            ordered = sorted(scored, key=lambda pair: (-pair[0], pair[1]))
             used = 0
             for better, worse in zip(ordered, reversed(ordered), strict=True):
                 if better[0] <= worse[0]:

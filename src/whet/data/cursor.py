@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Cursor:
-    """Walks over the rows epoch after epoch, each epoch in an order of its own drawn from (seed, epoch)."""
+    """Walks over the rows epoch after epoch; the order of each epoch is drawn from (seed, epoch)."""
 
     num_rows: int
     seed: int

@@ -1,7 +1,7 @@
 """What a teacher reads besides the prompt: the same question with a solution, a demonstration or feedback beside it.
 
 Pure: from a prompt and a text to another prompt. The tokens of a completion are never written again, they are only put
-behind other tokens.
+after other tokens.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
 
 
 def with_text(prompt: Prompt, text: str, template: str) -> Prompt:
-    """The prompt with a text beside it: in its last message, or in the plain text."""
+    """The prompt with a text added to its last message, or to its plain text."""
 
     def written(question: str) -> str:
         return template.replace("{prompt}", question, 1).replace("{text}", text, 1)
@@ -42,7 +42,7 @@ def with_text(prompt: Prompt, text: str, template: str) -> Prompt:
 
 
 def column_text(prompt: Prompt, context: str) -> str | None:
-    """What the row says: the first of the context's columns that it has, as text."""
+    """The text of a row: that of the first of the context's columns that it has."""
     candidates = (prompt.meta.get(name) for name in COLUMNS[context])
     return next((candidate for candidate in candidates if isinstance(candidate, str) and candidate.strip()), None)
 

@@ -104,12 +104,12 @@ def with_states(anchor: Tensor, samples: Sequence[Sample]) -> Tensor:
 
 
 def number_of(name: str) -> int:
-    """A number of its own for each name, the same in every process."""
+    """A number per name, the same in every process."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "little")
 
 
 def anchors(tokens: Tensor, group: Tensor, segment: Tensor) -> Tensor:
-    """int64 [N, T]: equal where sentences of one group start behind the same tokens; 0 where there is no sentence."""
+    """int64 [N, T]: equal where sentences of one group start after the same tokens; 0 where there is no sentence."""
     # int64 arithmetic wraps: a running hash of all tokens before each position
     position = torch.arange(1, tokens.shape[1] + 1)
     # scrambled one by one before they are added: a sum of small multiples would meet itself
@@ -125,7 +125,7 @@ def anchors(tokens: Tensor, group: Tensor, segment: Tensor) -> Tensor:
 
 
 def _scrambled(values: Tensor) -> Tensor:
-    """Each int64 as another one that looks random: two rounds of shift and multiply."""
+    """Map each int64 to another that looks random, by two rounds of shift and multiply."""
     for shift, factor in ((33, 0x2545F4914F6CDD1D), (29, 0x14057B7EF767814F)):
         values = (values ^ (values >> shift)) * factor
     return values ^ (values >> 32)
@@ -223,7 +223,7 @@ def _drawn(groups: Sequence[Group]) -> Tensor | None:
 
 
 def _reference_rewards(groups: Sequence[Group]) -> Tensor:
-    """[N, R], NaN behind the last of each row."""
+    """[N, R], NaN after the last of each row."""
     known = [
         (torch.tensor(reference_rewards(group.prompt), dtype=torch.float64), len(group.samples)) for group in groups
     ]
@@ -311,7 +311,7 @@ def _supports(samples: Sequence[Sample], width: int) -> Tensor | None:
 
 
 def _routed_experts(samples: Sequence[Sample], width: int) -> Tensor | None:
-    """The sampler's experts, -1 behind a row's last token and in rows of which none are known."""
+    """The sampler's experts, -1 after a row's last token and in rows of which none are known."""
     known = [sample.routed_experts for sample in samples if sample.routed_experts is not None]
     if not known:
         return None
@@ -328,7 +328,7 @@ UNKNOWN_VALUES |= dict.fromkeys(("support", "routed_experts", "old_experts", "se
 
 
 def with_demonstrations(batch: TokenBatch, rows: Sequence[Encoded]) -> TokenBatch:
-    """The batch with a row for each demonstration behind its own, a group each. Such a row has no action and no reward:
+    """The batch with a row for each demonstration after its own, a group each. Such a row has no action and no reward:
     it is in no statistic, no advantage and no denominator but its own."""
     shown = padded_rows(rows) if rows else None
     width = max(batch.tokens.shape[1], 0 if shown is None else shown.tokens.shape[1])
@@ -447,7 +447,7 @@ def _tree_blocks(order: TreeOrder, widths: Sequence[int], micro_batch_tokens: in
 
 
 def trimmed(batch: TokenBatch, scored: Tensor | None = None) -> TokenBatch:
-    """The batch without the columns behind the last action of all rows, or the last that is `scored`: nothing there can
+    """The batch without the columns after the last action of all rows, or the last that is `scored`: nothing there can
     change a gradient."""
     return batch.narrowed(max([*_widths(batch.action if scored is None else scored), 1]))
 

@@ -1,7 +1,7 @@
 """Rows become what preference methods and reward models learn from: pairs, labelled completions, rankings, steps.
 
-Each reader takes the shapes of `whet.data.shapes` besides its own columns, and stops at the first bad row with its
-file, line and fix; `whet.data.usable` reads on.
+Each reader takes the shapes of `whet.data.foreign_rows` besides its own columns, and stops at the first bad row with
+its file, line and fix; `whet.data.usable` reads on.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
+from whet.data.foreign_rows import completion_row, holds_ranking, pair_row, ranked_rows
 from whet.data.prompts import (
     LabelledCompletion,
     PreferencePair,
@@ -21,7 +22,6 @@ from whet.data.prompts import (
     renamed,
 )
 from whet.data.rows import Row, column_notes, mistake, value_text
-from whet.data.shapes import completion_row, holds_ranking, pair_row, ranked_rows
 from whet.data.usable import Usable
 from whet.types import Prompt
 

@@ -24,7 +24,7 @@ class TokenPieces:
         if together == text and BROKEN not in together:  # as nearly always
             return alone
         pieces: list[str] = []
-        for is_broken, places in groupby(range(len(tokens)), key=lambda place: BROKEN in alone[place]):
+        for is_broken, places in groupby(range(len(tokens)), key=lambda index: BROKEN in alone[index]):
             run = list(places)
             pieces += (
                 self._grown([tokens[position] for position in run])

@@ -34,7 +34,7 @@ class PrefixNode:
 
     @property
     def length(self) -> int:
-        """Tokens of the node."""
+        """The number of tokens in the node itself."""
         return self.stop - self.first
 
 
@@ -43,7 +43,7 @@ NO_PARENT = -1
 
 @dataclass(frozen=True)
 class TreeOrder:
-    """Rows with common beginnings next to each other, a row behind those that it begins with."""
+    """Rows with common beginnings next to each other, a row after those that it begins with."""
 
     rows: Integers  # [N], row numbers
     lengths: Integers  # [N], their tokens
@@ -51,7 +51,7 @@ class TreeOrder:
 
     @property
     def num_tokens(self) -> int:
-        """Of the tree with every shared token once."""
+        """The number of tokens in the tree, with every shared token counted once."""
         return int((self.lengths - self.shared).sum())
 
 
@@ -102,7 +102,7 @@ def _branches(lengths: Integers, shared: Integers, begin: int, end: int) -> tupl
 
 
 def deeper_tree(tokens: Integers, first: Integers, lengths: Integers) -> list[PrefixNode]:
-    """The tree of rows [N, T], empty where it saves too little over prompts alone: each row's first `first` tokens."""
+    """The tree of rows [N, T], `first` tokens of each being its prompt; empty where it saves too little."""
     flat = num_flat_tokens(tokens, first, lengths)
     order = tree_order(tokens, lengths)
     if not is_worthwhile(order.num_tokens, flat):

@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from whet.data.foreign_rows import demonstration_rows, prompt_row
 from whet.data.rows import BadRow, Row, column_notes, mistake, value_text
-from whet.data.shapes import demonstration_rows, prompt_row
 from whet.data.usable import Usable
 from whet.types import Demonstration, Message, Prompt, WhetError, nearest
 

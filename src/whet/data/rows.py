@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from whet.settings.files import names_in, readable_file, reading, shown_source
+from whet.settings.user_files import names_in, readable_file, reading, shown_source
 from whet.types import WhetError
 
 TEXT_FORMATS = (".jsonl", ".json", ".csv")
@@ -356,7 +356,7 @@ def _csv_header(fields: list[str], where: str) -> list[str]:
 
 
 def _table_rows(path: Path) -> Iterator[Row]:
-    """Of a Parquet file, or of an Arrow stream as `datasets` writes it."""
+    """The rows of a Parquet file, or of an Arrow stream as `datasets` writes it."""
     try:
         import pyarrow
         import pyarrow.parquet

@@ -58,12 +58,12 @@ class DataSection(Section):
 
     @property
     def parsed_source(self) -> DataSource:
-        """What `source` says: a task, a gym dataset, a file or a hub dataset."""
+        """The parsed `source`: a task, a gym dataset, a file or a hub dataset."""
         return parse_source(self.source)
 
 
 class PromptSection(DataSection):
-    """`[data]` of methods that sample completions of their own."""
+    """The `[data]` section of methods that sample completions."""
 
     order: Literal["shuffled", "by_difficulty"] = Field(
         "shuffled",

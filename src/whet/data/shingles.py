@@ -48,7 +48,7 @@ class Sketches:
         self._waiting: list[str] = []
 
     def add(self, text: str) -> None:
-        """Add a text."""
+        """Add the shingles of a text."""
         self._waiting.append(text)
         if len(self._waiting) == CHUNK:
             self._sketch()
@@ -99,16 +99,16 @@ def _root(roots: list[int], number: int) -> int:
     return number
 
 
-def _alike(sketches: Sketch, kept: Integers, threshold: float) -> Iterator[tuple[int, int]]:
+def _alike(sketches: Sketch, representatives: Integers, threshold: float) -> Iterator[tuple[int, int]]:
     """Pairs that share a band and enough of their sketches."""
     width = ORDERS // BANDS
     for band in range(BANDS):
-        part = sketches[kept, band * width : (band + 1) * width].astype(np.uint64)
-        keys: Hashes = np.zeros(len(kept), np.uint64)
+        part = sketches[representatives, band * width : (band + 1) * width].astype(np.uint64)
+        keys: Hashes = np.zeros(len(representatives), np.uint64)
         for column in range(width):
             keys = mixed_bits(keys + part[:, column] + np.uint64(column + 1))
         order = np.argsort(keys, kind="stable")
-        members, keys = kept[order], keys[order]
+        members, keys = representatives[order], keys[order]
         for _ in range(ROUNDS):
             # each with the first of its bucket; those that are not alike form a bucket of their own for the next round
             first = np.append(True, keys[1:] != keys[:-1])
@@ -203,7 +203,7 @@ class WordTable:
         self._symbols = np.zeros(1024, np.bool_)
 
     def block(self, texts: Sequence[str]) -> TextBlock:
-        """Texts side by side."""
+        """Several texts hashed together."""
         if len(self._numbers) > MOST_KNOWN:
             self._forget()
         numbers: list[int] = []
@@ -251,7 +251,7 @@ class TextBlock:
 
     @property
     def sizes(self) -> Integers:
-        """Words per text. [N]"""
+        """The number of words of each text. [N]"""
         return np.diff(self.starts)
 
     @property

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from whet.data.benchmarks import BENCHMARKS, BenchmarkFormat, benchmark_row
-from whet.data.choices import CHOICES, ChoiceFormat
+from whet.data.multiple_choice import CHOICES, ChoiceFormat
 from whet.data.rows import Row, file_rows, hub_rows
 from whet.types import Prompt, WhetError, did_you_mean
 
@@ -33,7 +33,7 @@ Value = TypeVar("Value")
 
 
 class SourceKind(StrEnum):
-    """What stands before the colon; a file has no prefix."""
+    """The prefix of a source, before the colon; a file has none."""
 
     TASK = "task"
     GYM = "gym"
@@ -84,15 +84,17 @@ class DataSource:
 
     @property
     def is_task(self) -> bool:
+        """Whether a task of whet's own makes the rows."""
         return self.kind is SourceKind.TASK
 
     @property
     def is_gym(self) -> bool:
+        """Whether a reasoning-gym data set makes the rows."""
         return self.kind is SourceKind.GYM
 
     @property
     def is_generated(self) -> bool:
-        """Prompts are written on demand, with gold answers, a reward of their own and an eval split of their own."""
+        """Whether prompts are made on demand, with gold answers, a reward and an eval split."""
         return self.kind in (SourceKind.TASK, SourceKind.GYM, SourceKind.SEEDS)
 
     @property
@@ -143,7 +145,7 @@ class DataSource:
 
             return seed_prompts(self.name, count, seed, split)
         if self.is_gym:
-            from whet.data.gym import gym_prompts
+            from whet.data.gym_prompts import gym_prompts
 
             return gym_prompts(self.name, count, seed, settings, split)
         from whet.data.tasks import prompts

@@ -20,11 +20,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from whet.data.foreign_rows import RANKED, STEPPED
 from whet.data.prompts import prompts_from
 from whet.data.rows import BadRow, Row, jsonl_rows
-from whet.data.shapes import RANKED, STEPPED
 from whet.data.source import stored_rows
-from whet.settings.files import reason, shown_source
+from whet.settings.user_files import reason, shown_source
 from whet.types import Prompt, WhetError
 
 STANDARD = "-"
@@ -106,7 +106,7 @@ def _prompts(rows: Sequence[Row]) -> list[Prompt]:
 
 
 def prompt_text(prompt: Prompt) -> str:
-    """All that is said before the completion."""
+    """Everything that is said before the completion."""
     if prompt.text is not None:
         return prompt.text
     return "\n".join(str(message.get("content", "")) for message in prompt.messages)
@@ -204,14 +204,14 @@ class Spool:
         return len(self._starts) - 1
 
     def add(self, values: Mapping[str, Any]) -> int:
-        """The row's number."""
+        """Append a row; returns its number."""
         line = json.dumps(values, ensure_ascii=False, default=str).encode("utf-8", "surrogatepass") + b"\n"
         self._file.write(line)
         self._starts.append(self._starts[-1] + len(line))
         return len(self) - 1
 
     def line(self, number: int) -> bytes:
-        """The row as it is written."""
+        """The line of a row as it is stored."""
         self._file.seek(self._starts[number])
         return self._file.read(self._starts[number + 1] - self._starts[number])
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from whet.data.foreign_rows import with_prompt
 from whet.data.pairs import require_both
 from whet.data.prompts import LabelledCompletion, prompts_from, renamed
 from whet.data.rows import Row, mistake, value_text
-from whet.data.shapes import with_prompt
 from whet.data.usable import Usable
 from whet.types import Prompt
 
@@ -26,7 +26,7 @@ LABELS = "labels"
 
 @dataclass(frozen=True)
 class LabelledSteps:
-    """A solution in steps."""
+    """A solution in steps, with a label for each."""
 
     prompt: Prompt
     steps: tuple[str, ...]
@@ -57,8 +57,8 @@ def stepped_from(
     if not need_labels:
         rows = [_with_some_labels(row) for row in rows]
     by_row = [list(_solutions(row, as_chat)) for row in renamed(rows, columns or {})]
-    labelled = Usable([one for row_solutions in by_row for one in row_solutions], _without_steps(by_row))
-    labels = {label for one in labelled for label in one.labels if label is not None}
+    labelled = Usable([solution for row_solutions in by_row for solution in row_solutions], _without_steps(by_row))
+    labels = {label for solution in labelled for label in solution.labels if label is not None}
     if need_labels and len(rows) > 1 and labels <= {1.0}:
         raise mistake(rows[0], "labels", "call every step of the data right", "some wrong steps too", "add some")
     return labelled
@@ -92,10 +92,12 @@ def outcomes_from(rows: Sequence[Row], *, as_chat: bool = False) -> list[Labelle
     by_row = [list(_solutions(row, as_chat)) for row in rows]
     labelled: Usable[LabelledCompletion] = Usable((), _without_steps(by_row))
     for row_solutions in by_row:
-        for one in row_solutions:
-            stated = one.prompt.meta.get("final_answer_correct")
-            right = stated if isinstance(stated, bool) else one.first_error is None
-            labelled.append(LabelledCompletion(one.prompt, "\n\n".join(step.strip() for step in one.steps), right))
+        for solution in row_solutions:
+            stated = solution.prompt.meta.get("final_answer_correct")
+            right = stated if isinstance(stated, bool) else solution.first_error is None
+            labelled.append(
+                LabelledCompletion(solution.prompt, "\n\n".join(step.strip() for step in solution.steps), right)
+            )
     require_both(rows, [completion.label for completion in labelled])
     return labelled
 

@@ -1,7 +1,7 @@
 """What follows a sampled turn, as tokens: the chat template, applied incrementally.
 
-What the policy sampled is never tokenised again. The model's own template writes an environment's answer behind a
-placeholder for the sampled turn, and only the text behind that turn's end becomes tokens. When a renderer is made,
+What the policy sampled is never tokenised again. The model's own template writes an environment's answer after a
+placeholder for the sampled turn, and only the text after that turn's end becomes tokens. When a renderer is made,
 probe conversations show whether those pieces, put together, are what the template writes for the whole conversation.
 Where a template rewrites its history they are not, and the renderer refuses with the reason.
 
@@ -48,7 +48,7 @@ MARKER = re.compile(
 
 @dataclass(frozen=True)
 class RenderedAnswer:
-    """The tokens behind a sampled turn, up to and with the start of the policy's next turn."""
+    """The tokens after a sampled turn, up to and with the start of the policy's next turn."""
 
     tokens: tuple[int, ...]
     spans: tuple[tuple[int, int], ...]  # of each message in `tokens`, with what the template writes around it
@@ -56,7 +56,7 @@ class RenderedAnswer:
 
 
 class TurnRenderer(Protocol):
-    """Writes an environment's answers."""
+    """Writes an environment's answers as tokens, in the form of the chat template."""
 
     end_tokens: frozenset[int]  # a sampled turn that ends with one of these has ended as the template ends it
 
@@ -76,7 +76,7 @@ class TurnRenderer(Protocol):
         ...
 
     def expect(self, answers: Sequence[Sequence[Message]]) -> None:
-        """These will be asked for next: their texts are made tokens of together, on all cores."""
+        """Announce the answers that will be asked for next: they are tokenized together, on all cores."""
         ...
 
 
@@ -266,10 +266,10 @@ class _TemplateTurns:
     @functools.cached_property
     def _drops_empty_thoughts(self) -> bool:
         """True where a turn with empty tags of thoughts loses them once a user has answered it."""
-        said = f"<think>\n\n{THOUGHT_ENDS[0]}\n\n{THOUGHT}"
+        thought = f"<think>\n\n{THOUGHT_ENDS[0]}\n\n{THOUGHT}"
         question: Message = {"role": "user", "content": "?"}
         try:
-            turn: Message = {"role": "assistant", "content": said}
+            turn: Message = {"role": "assistant", "content": thought}
             whole: str = templated(self._tokenizer, [question, turn, question], "turns", tools=self._tools)
         except WhetError:
             return False
@@ -334,7 +334,7 @@ class _TemplateTurns:
         return {"role": "assistant", "content": SAMPLED}
 
     def _tail(self, messages: Sequence[Message], of: Sequence[Message], *, opens: bool) -> str:
-        """What the template writes behind the placeholder of the sampled turn that `of` answers."""
+        """What the template writes after the placeholder of the sampled turn that `of` answers."""
         written = self._write((_QUESTION, self._sampled(of), *messages), opens=opens)
         _, marker, tail = written.partition(SAMPLED)
         if not marker:
@@ -352,7 +352,7 @@ class _TemplateTurns:
         except WhetError:
             alone = ""
         by_call = kind == "tool" and self._calls
-        # behind a call stand the call's own closing tokens; the last one that is there without an answer ends the turn
+        # a call is followed by its own closing tokens; the last one that is there without an answer ends the turn
         own = until[: shared_length(until, alone)]
         before_answer = list(_occurrences(until, self._enders))
         known = [self._tokenizer.eos_token, self._ends["user"].token if by_call and "user" in self._ends else ""]
@@ -372,11 +372,11 @@ class _TemplateTurns:
         return _End("" if by_call else until[:position], until[:position], token, last)
 
     def _behind(self, messages: Sequence[Message], of: Sequence[Message], *, opens: bool = True) -> str:
-        """What the template writes behind the token that ends the sampled turn."""
+        """What the template writes after the token that ends the sampled turn."""
         end = self._ends[_kind(of)]
         tail = self._tail(messages, of, opens=opens)
         if end.before != end.closing:
-            # behind a call: what closes it depends on the call, its id for one
+            # after a call: what closes it depends on the call, its id for one
             pieces = tail.split(end.token, end.closing.count(end.token) + 1)
             if len(pieces) == end.closing.count(end.token) + 2:
                 return pieces[-1]
@@ -413,7 +413,7 @@ class _TemplateTurns:
         return self._frames[key]
 
     def _is_verbatim(self, message: Message, mark: Message) -> bool:
-        """True where the template writes this message as it is, without asking it.
+        """Whether the template writes this message unchanged, found without rendering it.
 
         Of plain text that holds for every text where it holds for one with all of its characters, and so for JSON.
         Angle brackets and bars are not plain: templates look for the tags they begin.
@@ -552,7 +552,7 @@ class _End:
 class _Written:
     """An answer as text."""
 
-    text: str  # behind the token that ends the sampled turn
+    text: str  # after the token that ends the sampled turn
     contents: tuple[tuple[int, int], ...]  # where each message's content stands
     borders: tuple[int, ...]  # where each message begins, and where the last one ends
 
@@ -573,7 +573,7 @@ _COURSES: dict[str, tuple[tuple[Message, ...], ...]] = {
 def _telling_tools(
     tokenizer: PreTrainedTokenizerBase, tools: tuple[Mapping[str, Any], ...]
 ) -> tuple[Mapping[str, Any], ...]:
-    """The first tool alone, where the template writes the same behind a turn with it as with all of them.
+    """The first tool alone, where the template writes the same after a turn with it as with all of them.
 
     A list of tools may be thousands of tokens long, and would be written again with every answer.
     """
@@ -615,7 +615,7 @@ def _calling(results: Sequence[Message]) -> dict[str, Any]:
 
 
 def _bare(message: Message, index: int) -> dict[str, Any]:
-    """Who speaks. Names and ids are words of the model's own, or of a stranger's: letters and digits are kept."""
+    """The speaker of a message; only letters and digits are kept, since its name may be a stranger's words."""
     if message["role"] != "tool":
         return {"role": message["role"]}
     name = re.sub(r"[^\w.-]", "_", str(message.get("name") or "tool"))[:64]
@@ -642,12 +642,12 @@ def _thinks(message: Message) -> bool:
 
 
 def _has_tags(message: Message) -> bool:
-    """Thoughts, be they empty."""
+    """Whether a message has thinking tags, even empty ones."""
     return message["role"] == "assistant" and THOUGHT_ENDS[0] in _content(message)
 
 
 def _break_up(content: str, markers: re.Pattern[str] | None) -> tuple[str, int]:
-    """The content with a space behind the first character of each marker, and how many there were."""
+    """The content with a space after the first character of each marker, and how many there were."""
     count = 0
     while markers is not None and (num_markers := len(markers.findall(content))):
         content = markers.sub(lambda match: f"{match[0][0]} {match[0][1:]}", content)
@@ -704,7 +704,7 @@ def _token_id(tokenizer: PreTrainedTokenizerBase, token: str) -> int:
 
 
 def _make_place(rendered: dict[Any, RenderedAnswer]) -> None:
-    """For one more."""
+    """Make room in the cache for one more conversation."""
     if len(rendered) >= MOST_RENDERED:
         rendered.clear()
 
@@ -720,7 +720,7 @@ class _EncodedText:
     split: int  # strings in the contents that the tokenizer would have read as added tokens
 
     def place(self, character: int) -> int:
-        """The first token that begins at this character or behind it."""
+        """The first token that begins at this character or after it."""
         return next((i for i, start in enumerate(self.starts) if start >= character), len(self.starts))
 
 
@@ -735,7 +735,7 @@ class _TextEncoder:
         self._expected: dict[str, tuple[list[int], list[tuple[int, int]]]] = {}
 
     def expect(self, texts: Sequence[str]) -> None:
-        """These will be asked for next."""
+        """Announce the texts that will be asked for next."""
         self._expected.clear()
         texts = list(dict.fromkeys(texts))
         if self._is_tried and self._is_plain and len(texts) > 1:
@@ -745,7 +745,7 @@ class _TextEncoder:
 
     @property
     def _is_plain(self) -> bool:
-        """Others may have left settings of theirs."""
+        """Whether the tokenizer is set to truncate and pad nothing: other code may have left such settings."""
         backend = self._backend
         return backend is not None and backend.truncation is None and backend.padding is None
 

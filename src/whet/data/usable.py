@@ -18,7 +18,7 @@ MOST_REASONS = 4
 
 
 class Usable(list[Value]):
-    """What the usable rows became; `left_out` counts the others by reason, `notes` says what was read as what."""
+    """The values of usable rows; `left_out` counts the others by reason, `notes` names the columns they came from."""
 
     def __init__(
         self, values: Iterable[Value] = (), left_out: Mapping[str, int] | None = None, notes: str = ""
@@ -54,12 +54,12 @@ def _placed(values: Usable[Value], rows: Sequence[Row]) -> Usable[Value]:
     return values
 
 
-def without(values: Sequence[Value], kept: Sequence[int], left_out: Mapping[str, int]) -> Usable[Value]:
+def without(values: Sequence[Value], numbers: Sequence[int], left_out: Mapping[str, int]) -> Usable[Value]:
     """The values of these numbers; the others are counted by reason, beside those that were left out before."""
     before = Counter(getattr(values, "left_out", {}))
-    remaining = Usable([values[number] for number in kept], before + Counter(left_out), getattr(values, "notes", ""))
+    remaining = Usable([values[number] for number in numbers], before + Counter(left_out), getattr(values, "notes", ""))
     places = getattr(values, "places", [])
-    remaining.places = [places[number] for number in kept] if places else []
+    remaining.places = [places[number] for number in numbers] if places else []
     return remaining
 
 

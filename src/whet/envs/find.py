@@ -48,7 +48,7 @@ def interface(kind: type) -> str:
 
 
 def refusal(thing: Any) -> str:
-    """Why no environment can be made of a thing, or nothing. What a function makes is seen when it is called."""
+    """Why a thing cannot make environments, else empty. What a function makes is checked when it is called."""
     if isinstance(thing, Mapping):
         return next((why for member in thing.values() if (why := refusal(member))), "" if thing else "it is empty")
     if not callable(thing):

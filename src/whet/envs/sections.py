@@ -103,7 +103,7 @@ class EnvSection(Section):
         return not (self.name or self.tools or self.agent)
 
     def most_tokens(self, budget: int) -> int:
-        """Tokens that an episode may grow by behind its prompt: turns of so many tokens at most, and answers."""
+        """Tokens that an episode may grow by after its prompt: turns of so many tokens at most, and answers."""
         return self.max_tokens or 2 * self.max_turns * budget
 
     def most_actions(self, budget: int) -> int:
@@ -139,10 +139,10 @@ class EnvSection(Section):
         return self
 
 
-def evaluated_env(run: Any, given: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def evaluated_env(run: Any, section: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """`env` of a run and of an evaluation of it: who is named for the evaluation plays in the place of the run's."""
     of_run = dict(run) if isinstance(run, Mapping) else {}
-    chosen = dict(given) if isinstance(given, Mapping) else {}
+    chosen = dict(section) if isinstance(section, Mapping) else {}
     if chosen.get("name") == NO_ENVIRONMENT:
         del chosen["name"]
         return {}, chosen
@@ -151,16 +151,16 @@ def evaluated_env(run: Any, given: Any) -> tuple[dict[str, Any], dict[str, Any]]
     return of_run, chosen
 
 
-def env_defaults(given: Mapping[str, Any]) -> Mapping[str, Any]:
+def env_defaults(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Values below those that were given, by the environment that these name."""
-    section = given.get("env")
+    section = values.get("env")
     name = section.get("name") if isinstance(section, Mapping) else None
     if isinstance(name, str) and isinstance(section, Mapping) and name.startswith(VERIFIERS):
         from whet.envs.adapters.verifiers import num_tasks
 
-        source = (given.get("data") or {}).get("source") or f"seeds:{num_tasks(name, section.get('settings') or {})}"
+        source = (values.get("data") or {}).get("source") or f"seeds:{num_tasks(name, section.get('settings') or {})}"
         return {"data": {"source": source}, "env": {"max_turns": 30}}
-    if isinstance(name, str) and ":" in name and not (given.get("data") or {}).get("source") and _is_gym(name):
+    if isinstance(name, str) and ":" in name and not (values.get("data") or {}).get("source") and _is_gym(name):
         return OWN_TASKS["gym"]
     return OWN_TASKS.get(name, {}) if isinstance(name, str) else {}
 

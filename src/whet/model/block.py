@@ -62,7 +62,7 @@ FAMILIES = {
 
 @dataclass(frozen=True)
 class Block:
-    """One layer: modules of the model itself, so that their weights are always those of now."""
+    """The parts of one layer, as modules of the model itself, so that their weights are always current."""
 
     module: nn.Module
     before_attention: nn.Module | None
@@ -82,7 +82,7 @@ class Block:
 
     @property
     def products(self) -> tuple[nn.Linear, ...]:
-        """Its seven linear layers, attention first."""
+        """The block's seven linear layers, attention first."""
         return self.query, self.key, self.value, self.output, self.gate, self.up, self.down
 
     @property
@@ -108,7 +108,7 @@ class BlockSizes:
 
 @dataclass(frozen=True)
 class BlockStack:
-    """The whole model."""
+    """All blocks of a model with its embedding, last norm and head."""
 
     embedding: nn.Embedding
     blocks: tuple[Block, ...]
@@ -124,7 +124,7 @@ class BlockStack:
 
     @property
     def bias_refusal(self) -> str:
-        """For a path that takes a bias on queries, keys and values together only: what is biased besides; or empty."""
+        """Why a path that takes a bias on queries, keys and values together cannot run this block; empty if it can."""
         entering = {f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj")}
         for number, block in enumerate(self.blocks):
             biased = set(block.biased)

@@ -38,11 +38,11 @@ class Gathering(Protocol):
         ...
 
     def hold(self, work: Callable[[], T]) -> T:
-        """As `one_pass`, and they stay gathered without a backward pass too, until `release`."""
+        """Run `work` as `one_pass` does, but keep the weights gathered until `release`."""
         ...
 
     def release(self) -> None:
-        """Free what was gathered."""
+        """Free the gathered weights."""
         ...
 
     def one_layer(self, layer: nn.Module, work: Callable[..., T], *inputs: Tensor | None) -> T:
@@ -120,7 +120,7 @@ class CausalLM:
 
     @property
     def device(self) -> torch.device:
-        """Where passes are computed."""
+        """The device on which passes are computed."""
         return next(self.model.parameters()).device if self.gathering is None else self.gathering.device
 
 

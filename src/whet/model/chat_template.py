@@ -19,7 +19,7 @@ TEMPLATE, SETTINGS = "chat_template.jinja", "tokenizer_config.json"
 
 
 def has_chat_template(name: str) -> bool | None:
-    """Of a built-in model, a folder, a run, a .gguf file, smollm2 or a hub model; None where it cannot be read."""
+    """Whether a model has a chat template; `name` is whatever model.name takes. None where it cannot be read."""
     if name in KNOWN:
         return KNOWN[name]
     path = Path(os.path.expanduser(name))

@@ -94,7 +94,7 @@ def content_digest(content: Mapping[str, Any]) -> str:
 
 
 def partial_of(final: Path) -> Path:
-    """Where a folder is written before it gets its name."""
+    """The path at which a folder is written before it gets its final name."""
     return final.with_name(f".{final.name}.partial")
 
 
@@ -129,7 +129,7 @@ def flush(path: Path) -> None:
 
 
 def hidden_name(path: Path) -> Path:
-    """Where a checkpoint lies while it is deleted."""
+    """The path at which a checkpoint lies while it is being deleted."""
     return path.with_name(f".{path.name}.removed")
 
 

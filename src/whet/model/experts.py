@@ -1,7 +1,7 @@
 """Which experts the routers of a mixture choose: noted in a forward pass, or replayed from an earlier one.
 
 The hook is the router's own `topk` over its experts. A router that is told whom to choose gives its own scores for
-them: softmax, renormalisation and scaling behind `topk` stay the model's, and so does the gradient into the router. For
+them: softmax, renormalisation and scaling after `topk` stay the model's, and so does the gradient into the router. For
 a router of softmax and renormalised weights that is R3's gate (Ma et al. 2025, arXiv 2510.11370): exp(s_i) over the sum
 of exp(s_j) of the replayed experts j, with the current logits s. Which modules are routers is found by trying, once per
 model; a model whose routers do without `topk` (sampled or hashed experts) is not covered, and says so.

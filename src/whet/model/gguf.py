@@ -151,7 +151,7 @@ def begin_conversion(name: str) -> Callable[[], None]:
 
 
 def _nothing() -> None:
-    """No process to end."""
+    """End nothing: there is no process."""
 
 
 def _try_to_hash(file: Path) -> None:
@@ -354,7 +354,7 @@ def _own_reader() -> Any:
 
 
 def _texts(whole: memoryview, position: int, count: int) -> tuple[list[str], int]:
-    """So many texts from a position of a file on, and where the last one ends."""
+    """Read `count` texts at `position`; returns them and where the last one ends."""
     texts = []
     for _ in range(count):
         start = position + 8
@@ -366,7 +366,7 @@ def _texts(whole: memoryview, position: int, count: int) -> tuple[list[str], int
 
 
 def dequantised(reader: GGUFReader) -> dict[int, tuple[Any, Sequence[Future[None]]]]:
-    """By the address of each quantised tensor's blocks: its weights, and the jobs of threads that fill them.
+    """Dequantised weights by the address of each quantised tensor's blocks, and the jobs of the threads that fill them.
 
     A job is a group of rows, so that a large tensor is dequantised by several threads.
     """
@@ -429,7 +429,7 @@ def metadata(file: Path, reader: GGUFReader) -> Mapping[str, Any]:
 
 
 def dequantised_model(file: Path) -> PreTrainedModel:
-    """The model in float32."""
+    """The model with its weights in float32."""
     import torch
     import transformers
 
@@ -467,7 +467,7 @@ def fixed_tokenizer(file: Path, facts: Mapping[str, Any]) -> PreTrainedTokenizer
 
 
 def within_vocabulary(backend: Tokenizer, size: int) -> Tokenizer:
-    """Without the tokens that tokenizer classes add on their own: the embedding has no rows for them."""
+    """Leave out tokens that tokenizer classes add on their own: the embedding has no rows for them."""
     from tokenizers import Tokenizer
 
     if all(number < size for number in backend.get_added_tokens_decoder()):

@@ -52,12 +52,12 @@ class VocabularyHead:
 
     @property
     def weight(self) -> Tensor:
-        """[V, W]."""
+        """The head's weight [V, W]."""
         return self.layer.weight  # type: ignore[return-value]
 
     @property
     def bias(self) -> Tensor | None:
-        """[V], or None."""
+        """The head's bias [V], or None."""
         return getattr(self.layer, "bias", None)
 
 
@@ -186,7 +186,7 @@ class _Chunks:
 
     @cached_property
     def states(self) -> Tensor:
-        """In the dtype of the products, with their scale apart from `remaining`."""
+        """The hidden states in the dtype of the products, with their scale kept apart in `remaining`."""
         return self._own[0].to(self.plan.dtype) if self.plan.fine else self._states
 
     @cached_property

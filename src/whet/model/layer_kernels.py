@@ -189,7 +189,7 @@ def _block(width: int) -> int:
 
 
 def gated(gate_up: Tensor, out: Tensor | None = None) -> Tensor:
-    """Rows of `out` may lie further apart than they are long."""
+    """silu(gate) * up of rows [gate, up]; rows of `out` may lie further apart than they are long."""
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     if out is None:
         out = torch.empty(rows, width, dtype=gate_up.dtype, device=gate_up.device)

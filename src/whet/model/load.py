@@ -194,7 +194,7 @@ def require_model_files(folder: Path) -> None:
 
 
 def listed_or(names: Iterable[str]) -> str:
-    """`a, b or c`."""
+    """The names as a list in words: `a, b or c`."""
     *most, last = names
     return f"{', '.join(most)} or {last}"
 
@@ -230,7 +230,7 @@ def read_pair(source: str, dtype: torch.dtype, **options: Any) -> tuple[PreTrain
 
 
 def switch_off_dropout(model: nn.Module) -> None:
-    """No dropout in train mode either: the policy that learns must be the policy that wrote the samples.
+    """Set dropout to 0 in train mode too: the policy that learns must be the policy that wrote the samples.
 
     Other noise is found and switched off before training (`whet.model.train_noise`).
     """
@@ -315,7 +315,7 @@ def context_length(config: Any) -> int:
 
 
 def fixed_rotation_length(config: Any) -> int | None:
-    """Up to which length a row's rotary embedding is the same whatever it is packed with; None: at any length.
+    """The longest row whose rotary embedding does not depend on what it is packed with; None: any length.
 
     longrope takes other factors for a whole batch as soon as one row of it passes this length. (Dynamic scaling
     begins where the context ends.)

@@ -43,7 +43,7 @@ class LowRank:
 
     @property
     def scale(self) -> float:
-        """alpha / rank."""
+        """alpha / rank, the factor of the adapter's product."""
         return self.alpha / self.rank
 
 
@@ -86,7 +86,7 @@ class AdaptedLinear(nn.Linear):
         self.weight.copy_(self.base)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        """Without the factors: what is saved is a model that anybody can load."""
+        """Save the merged weight without the factors, as a model that anybody can load."""
         super()._save_to_state_dict(destination, prefix, keep_vars)
         for name in FACTORS:
             del destination[prefix + name]
@@ -111,19 +111,21 @@ class UnmergedLinear(AdaptedLinear):
         return F.linear(input, self.weight, self.bias)
 
     def whole_base(self) -> Tensor:
-        """[out, in], as it is multiplied with."""
+        """The base's weight [out, in], as it enters the product."""
         return self.weight.detach()
 
     @torch.no_grad()
     def merged(self) -> Tensor:
-        """Base and adapter in one matrix, rounded once to the type of the base. Memory of its own."""
+        """Base and adapter in one new matrix, rounded once to the dtype of the base."""
         base = self.whole_base()
         return base.to(self.down.dtype, copy=True).addmm_(self.up, self.down, alpha=self.scale).to(base.dtype)
 
     def merge(self) -> None:
+        """Apply the adapter again after `unmerge`."""
         self.on = True
 
     def unmerge(self) -> None:
+        """Compute with the base weights alone, as the reference model does."""
         self.on = False
 
 
@@ -152,7 +154,7 @@ def adapted_layers(model: nn.Module) -> dict[str, AdaptedLinear]:
 
 
 def unmerged_layers(model: nn.Module) -> dict[str, UnmergedLinear]:
-    """Those among them whose weight is the base alone."""
+    """The adapted layers whose weight is the base alone."""
     return {name: layer for name, layer in adapted_layers(model).items() if isinstance(layer, UnmergedLinear)}
 
 
@@ -257,7 +259,7 @@ def smallest_exact(weight: Tensor) -> Tensor:
 
 
 def merge_adapters(model: nn.Module) -> None:
-    """After an optimizer step: every layer again what its base and its factors say."""
+    """Merge adapters into their layers again after an optimizer step changed the factors."""
     for layer in adapted_layers(model).values():
         layer.merge()
 

@@ -30,6 +30,7 @@ class WideEmbedding(nn.Embedding):
     """An embedding of 16 bits whose rows come out in float32."""
 
     def forward(self, input: Tensor) -> Tensor:
+        """The embeddings of token ids, in float32."""
         return super().forward(input).float()
 
 

@@ -1,4 +1,4 @@
-"""The norms of a block, on every path: in front of a sublayer, behind it, and on queries and keys.
+"""The norms of a block, on every path: in front of a sublayer, after it, and on queries and keys.
 
 `whet.model.block.Block` names them: before_attention, query_norm, key_norm, after_attention, before_mlp, after_mlp. All
 are RMS norms, x / sqrt(mean(x^2) + epsilon) * weight, and any may be absent: its weight is None then. On a CUDA device
@@ -88,7 +88,7 @@ def entered_grad(
 
 
 def left(values: Tensor, weight: Tensor | None, epsilon: float, dtype: torch.dtype) -> Tensor:
-    """What a sublayer adds: normed where it has a norm behind it."""
+    """What a sublayer adds: normed where it has a norm after it."""
     return values if weight is None else added_and_normed(values, None, weight, epsilon, dtype)[1]
 
 
@@ -167,6 +167,6 @@ def norm_whole_heads(qkv: Tensor, norms: Sequence[Tensor], epsilon: float) -> No
 
 
 def unweighted_norm(values: Tensor, epsilon: Tensor) -> Tensor:
-    """Divided by the root of the mean square, in float32 whatever comes in; the weight is inside the next product."""
+    """The values over their root mean square, in float32 whatever comes in; the next product has the norm's weight."""
     length = torch.linalg.vector_norm(values, dim=-1, keepdim=True, dtype=torch.float32)
     return values * torch.rsqrt(torch.addcmul(epsilon, length, length, value=1 / values.shape[-1]))

@@ -12,7 +12,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def model_copy(model: Model, shares_weights: bool = False) -> Model:
-    """A second model. `shares_weights`: in the memory of the first, for as long as nobody writes into either.
+    """A deep copy of a model. `shares_weights`: in the memory of the first, as long as neither is written to.
 
     That is enough for a model that is cut into shards next: they get memory of their own.
     """

@@ -29,7 +29,7 @@ MOST_NAMES = 3  # of missing weights in a message: enough to see the pattern, sh
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Without progress bars and log lines, which would tear the console's own display."""
+    """Silence transformers' progress bars and log lines, which would garble the console's own display."""
     from transformers.utils import logging
 
     bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
@@ -66,9 +66,9 @@ def import_loader() -> None:
 def first_line(error: BaseException) -> str:
     """The kind of an error and the first line of what it says, for a message of one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = " ".join(lines[:2]) if lines and lines[0].endswith(":") else "".join(lines[:1])
-    said = said if len(said) <= MOST_SHOWN else f"{said[:MOST_SHOWN]}..."
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+    text = " ".join(lines[:2]) if lines and lines[0].endswith(":") else "".join(lines[:1])
+    text = text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def read_model(source: str, dtype: torch.dtype, shown: str, **options: Any) -> PreTrainedModel:

@@ -39,7 +39,7 @@ def require_library() -> None:
 
 @functools.cache
 def _code(signed: bool, device: torch.device) -> Tensor:
-    """The 256 values, ascending."""
+    """The 256 values of an 8-bit code, ascending."""
     values: Tensor = _library().create_dynamic_map(signed=signed)
     return values.to(device)
 

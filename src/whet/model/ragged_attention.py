@@ -93,7 +93,7 @@ def _trial_segments(device: torch.device) -> Segments:
 
 
 def ragged_attention(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float | None) -> Tensor:
-    """[S, H, E]."""
+    """Attention [S, H, E] of the packed row, where each token sees its node's ancestors and itself."""
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     output: Tensor = _RaggedAttention.apply(query, key, value, segments, scale)
     return output
@@ -196,7 +196,7 @@ class _Level:
 
 
 def _levels(segments: Segments) -> list[_Level]:
-    """From the roots down, as far as nodes have branches; made once per batch."""
+    """Split the tree into levels from the roots down, as deep as nodes have branches; made once per batch."""
     if "levels" not in segments.tables:
         levels: list[_Level] = []
         if segments.longest_completions:

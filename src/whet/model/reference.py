@@ -53,7 +53,7 @@ class CopiedReference(FrozenModel):
             mine.copy_(theirs if share == 0 else mine * share + theirs * (1 - share))
 
     def tensors(self) -> dict[str, Tensor]:
-        """Its weights by name; a weight shared by two layers is there once."""
+        """The reference's weights by name; a weight that two layers share occurs once."""
         return {name: value.detach() for name, value in self._lm.model.named_parameters()}
 
     @torch.no_grad()

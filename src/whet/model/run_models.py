@@ -49,7 +49,7 @@ def about_model(path: Path) -> dict[str, Any] | None:
 
 
 def run_of(model: Path) -> Path:
-    """The run that a checkpoint, or a run's best or final model, lies in; of any other folder one that is none."""
+    """The run folder of a checkpoint or of a run's best or final model."""
     return model.parent if model.name in MODELS else model.parent.parent
 
 

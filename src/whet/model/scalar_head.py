@@ -125,7 +125,7 @@ def padding_token(vocabulary: int, end_tokens: Iterable[int], paddings: Iterable
 
 
 def _shell(language: CausalLM, kind: Kind, heads: int) -> Any:
-    """The classifier without weights."""
+    """An instance of the transformers classifier without weights."""
     import transformers
 
     source: Any = language.model

@@ -52,7 +52,7 @@ class RefusedQuestion(Exception):
 
 @dataclass(frozen=True)
 class RemoteServer:
-    """Where it is, and how patiently it is asked. `who` and `settings` are the words of its errors."""
+    """The address of a server and how patiently it is asked. `who` and `settings` are the words of its errors."""
 
     base_url: str
     key_variable: str = ""  # the environment variable that holds the key; "" for a server that wants none
@@ -100,7 +100,7 @@ class RemoteServer:
             logger.warning("%s at %s does not answer (%s); a question is asked again %d times", *words)
 
     def wait(self, attempt: int, trouble: Retryable, stop: threading.Event) -> bool:
-        """Between attempt number `attempt`, from 0, and the next: longer each time, and as long as the server asks.
+        """Wait before the next attempt, longer each time; `attempt` counts from 0 and the server may ask for more.
 
         False where there is no next one.
         """

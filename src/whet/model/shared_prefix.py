@@ -46,10 +46,10 @@ PATH, PADDING = -1, -2
 
 @dataclass(frozen=True)
 class Segments:
-    """Where nodes begin and end in the packed row.
+    """The start and end of each node in the packed row.
 
     First the roots that have branches, then the other roots, then the branches, those of one root together; there, what
-    continues a node stands right behind it. In a tree of one level the roots are prompts, the branches completions.
+    continues a node stands right after it. In a tree of one level the roots are prompts, the branches completions.
     """
 
     own: Tensor  # int32 [nodes + 1], bounds
@@ -196,7 +196,7 @@ def to_device(values: Tensor, device: torch.device) -> Tensor:
 
 
 def prompt_batch(prompts: Sequence[Sequence[int]], device: torch.device) -> SharedPrefixBatch:
-    """Prompts behind one another, whole, equal ones once; the state of interest is that of each one's last token."""
+    """Prompts one after another, whole, equal ones once; the state of interest is that of each one's last token."""
     width = max(map(len, prompts)) + 1
     tokens = torch.zeros(len(prompts), width, dtype=torch.long)
     action = torch.zeros(len(prompts), width, dtype=torch.bool)
@@ -231,7 +231,7 @@ def _packed(nodes: Sequence[PrefixNode]) -> tuple[PackedNode, ...]:
         children.setdefault(node.parent, []).append(number)
     roots = sorted(children.get(NO_PARENT, ()), key=lambda root: root not in children)
     order = roots + [number for root in roots for number in _below(root, children)]
-    place = {number: index for index, number in enumerate(order)} | {NO_PARENT: NO_PARENT}
+    new_number = {number: index for index, number in enumerate(order)} | {NO_PARENT: NO_PARENT}
     starts = np.cumsum([0, *(nodes[number].length for number in order)], dtype=np.int64).tolist()
     sizes = [0] * len(nodes)  # tokens of all that continues a node
     for number in range(len(nodes) - 1, -1, -1):
@@ -244,12 +244,12 @@ def _packed(nodes: Sequence[PrefixNode]) -> tuple[PackedNode, ...]:
         start = behind if index < len(roots) else starts[index + 1]
         behind += sizes[number] if index < len(roots) else 0
         branches = (start, start + sizes[number])
-        packed.append(PackedNode(place[node.parent], node.first, node.stop, node.rows, starts[index], branches))
+        packed.append(PackedNode(new_number[node.parent], node.first, node.stop, node.rows, starts[index], branches))
     return tuple(packed)
 
 
 def _below(root: int, children: dict[int, list[int]]) -> list[int]:
-    """All that continues a node, each branch whole before the next."""
+    """All descendants of a node, each branch completely before the next."""
     order: list[int] = []
     coming = list(reversed(children.get(root, ())))
     while coming:
@@ -309,7 +309,7 @@ def _segments(nodes: Sequence[PackedNode], device: torch.device) -> Segments:
 
 
 def _paths(nodes: Sequence[PackedNode]) -> list[tuple[int, ...]]:
-    """Of each node, the nodes from its root down to itself."""
+    """For each node, the nodes from its root down to itself."""
     paths: list[tuple[int, ...]] = []
     for number, node in enumerate(nodes):
         paths.append((number,) if node.parent == NO_PARENT else (*paths[node.parent], number))

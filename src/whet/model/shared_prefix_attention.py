@@ -229,7 +229,7 @@ def _picked(states: Tensor, index: Tensor) -> Tensor:
 
 
 def _causal_mask(length: int, look: AttentionOptions, query: Tensor) -> Tensor | None:
-    """None where plain causal attention is meant: padding lies behind everything that is read."""
+    """The mask of causal attention; None where plain causal attention does, since padding comes after what is read."""
     window = look.window
     if window is None or window >= length:
         return None

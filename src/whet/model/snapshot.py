@@ -66,7 +66,7 @@ ALIGNMENT = 64
 
 
 class BufferLayout(NamedTuple):
-    """All that a buffer for a tensor depends on."""
+    """Everything that the buffer for a tensor depends on."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -124,13 +124,13 @@ class HostMemory:
         return buffer
 
     def wait(self) -> None:
-        """Until every copy has arrived."""
+        """Wait until every copy has arrived."""
         for device in self._devices:
             torch.cuda.current_stream(device).synchronize()
         self._devices.clear()
 
     def release(self) -> None:
-        """Give the memory back."""
+        """Return the buffers' memory to the system."""
         self._join()
         for address in self._pinned:
             torch.cuda.cudart().cudaHostUnregister(address)
@@ -176,7 +176,7 @@ def _room(layout: BufferLayout) -> int:
 
 
 def _slab(size: int) -> Tensor:
-    """So many bytes of this process's own, in large pages where the system has them."""
+    """Allocate memory for this process alone, in large pages where the system has them."""
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(AttributeError, OSError):
         memory.madvise(mmap.MADV_HUGEPAGE)
@@ -309,9 +309,9 @@ def write_snapshot(
             partials = {**{path: partial_of(path) for path in about}, **partials}
             if about and dtype is not None:
                 texts, files, there = *_model_files(_in_dtype(snapshot, dtype)), None
-            for path, said in about.items():
+            for path, facts in about.items():
                 folder = empty_partial(path)
-                text = (json.dumps({"step": snapshot.step, **said}, indent=1) + "\n").encode()
+                text = (json.dumps({"step": snapshot.step, **facts}, indent=1) + "\n").encode()
                 written = _fill(folder, {**texts, ABOUT: text}, files, wanted, there)
                 write_manifest(folder, snapshot.step, [], written)
                 there = (folder, written)

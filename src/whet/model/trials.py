@@ -30,7 +30,7 @@ _VERDICTS: dict[Hashable, str] = {}
 
 
 class TriedModel(Protocol):
-    """Of a `whet.model.causal_lm.CausalLM`, whose own cut is tried out too, what tells a trial of it from another."""
+    """What tells the trial of one `whet.model.causal_lm.CausalLM` from that of another."""
 
     @property
     def model(self) -> nn.Module: ...
@@ -61,12 +61,12 @@ def _noted_verdict(note: Path, trial: Callable[[], str]) -> str:
     if note.is_file():
         return ""
     begun = time.perf_counter()
-    said = trial()
-    if not said and time.perf_counter() - begun > LONG:
+    verdict = trial()
+    if not verdict and time.perf_counter() - begun > LONG:
         with contextlib.suppress(OSError):  # a cache is no reason to fail
             note.parent.mkdir(parents=True, exist_ok=True)
             note.touch()
-    return said
+    return verdict
 
 
 def _note(name: str, signature: Hashable, model: nn.Module) -> Path:

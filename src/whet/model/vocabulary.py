@@ -8,7 +8,7 @@ SHOWN = 3  # tokens that a refusal names
 
 
 def vocabulary_refusal(ours: Any, theirs: Any) -> str:
-    """Where two tokenizers differ, in words; empty where every token of ours has the same number in theirs.
+    """How two tokenizers differ, in words; empty where every token of ours has the same id in theirs.
 
     Rows of an embedding that no token uses do not matter, nor do tokens that they alone have.
     """

@@ -39,6 +39,7 @@ class Baseline(Component):
 
     @property
     def smallest_group(self) -> int:
+        """The fewest completions a group needs for this baseline to say anything."""
         return 1
 
     @abstractmethod
@@ -79,7 +80,7 @@ class GroupBaseline(CompletionBaseline):
 def function_baseline(function: Callable[[Tensor], Any]) -> type[GroupBaseline]:
     """A plain function as a component. It is called with the scored rewards of each group, [G], and returns what they
     are compared with: one number, or one for each of them."""
-    said = (inspect.getdoc(function) or "").partition("\n")[0].rstrip(".")
+    summary = (inspect.getdoc(function) or "").partition("\n")[0].rstrip(".")
 
     class FunctionBaseline(GroupBaseline):
         name: ClassVar[str] = function.__name__
@@ -100,7 +101,7 @@ def function_baseline(function: Callable[[Tensor], Any]) -> type[GroupBaseline]:
             return baseline
 
         def words(self) -> str:
-            return said or f"compare each completion with what {self.name} makes of its group"
+            return summary or f"compare each completion with what {self.name} makes of its group"
 
         def symbols(self) -> str:
             return f"R - {self.name}_g(R)"
@@ -187,7 +188,7 @@ class BatchRunningMean(CompletionBaseline):
 
 
 def mean_reward(batch: TokenBatch) -> float | None:
-    """Over the scored rows, each by its share of its episode; None without any."""
+    """The mean reward of the scored rows, each weighted by its share of its episode; None without any."""
     scored = ~batch.reward.isnan()
     if not scored.any():
         return None
@@ -197,7 +198,7 @@ def mean_reward(batch: TokenBatch) -> float | None:
 
 
 def num_episodes(batch: TokenBatch) -> float:
-    """Those with a scored row; branches of an episode are one."""
+    """The number of episodes with a scored row; branches of an episode count once."""
     weight = episode_weight(batch)
     return float((~batch.reward.isnan()).sum() if weight is None else weight.sum())
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Aggregate(Component):
-    """Who counts how much: share_it in front of each token's term, by the totals of the whole step."""
+    """How much each token counts: share_it, the factor of its term, from the totals of the whole step."""
 
     counts_tokens: ClassVar[bool] = False  # True: a long completion counts more than a short one
 
@@ -156,9 +156,9 @@ class InverseLength(Aggregate):
         length = batch.lengths.double()
         counted = (length > 0) & ~batch.reward.isnan()
         weight = episode_weight(batch, counted)
-        one = counted.double() if weight is None else weight
+        token_weight = counted.double() if weight is None else weight
         inverse = length.clamp(min=1) ** -self.power
-        mean = (one * inverse).sum() / one.sum().clamp(min=1)
+        mean = (token_weight * inverse).sum() / token_weight.sum().clamp(min=1)
         factor = torch.where(counted, inverse / torch.where(mean > 0, mean, 1.0), 1.0)
         return torch.stack([factor, torch.zeros_like(factor)], dim=1)
 
@@ -190,17 +190,17 @@ class LearnedLength(Aggregate):
         length = batch.lengths.double()
         counted = (length > 0) & ~batch.reward.isnan()
         weight = episode_weight(batch, counted)
-        one = counted.double() if weight is None else weight
-        size = sums_by(index, count, one).clamp(min=1)
-        mean = sums_by(index, count, length * one) / size
+        token_weight = counted.double() if weight is None else weight
+        size = sums_by(index, count, token_weight).clamp(min=1)
+        mean = sums_by(index, count, length * token_weight) / size
         deviation = torch.where(counted, length - mean[index], 0.0)
-        std = (sums_by(index, count, one * deviation**2) / (size - 1).clamp(min=1)).sqrt()
+        std = (sums_by(index, count, token_weight * deviation**2) / (size - 1).clamp(min=1)).sqrt()
         height = (1 + self.spread * deviation / (std[index] + STD_FLOOR)).clamp(min=0.01)
         logit = height**power
         share = torch.where(counted, logit.exp(), 0.0)
-        share = share / sums_by(index, count, one * share).clamp(min=1e-300)[index]
+        share = share / sums_by(index, count, token_weight * share).clamp(min=1e-300)[index]
         rise = logit * height.log()
-        mean_rise = sums_by(index, count, one * share * rise)[index]
+        mean_rise = sums_by(index, count, token_weight * share * rise)[index]
         factor = size[index] * share
         return torch.stack([torch.where(counted, factor, 1.0), factor * (rise - mean_rise)], dim=1)
 

@@ -29,7 +29,7 @@ from whet.objective import (
     select,
     shape,
     siblings,
-    steps,
+    step_credit,
     teacher,
     terms,
 )
@@ -67,6 +67,7 @@ class Family(Generic[AnyObjective]):
 
     @property
     def components(self) -> dict[str, dict[str, type]]:
+        """The component classes of each axis, by name."""
         return {name: axis.components for name, axis in self.axes.items()}
 
 
@@ -93,9 +94,15 @@ POLICY = Family(
             *(advantage.RevisitedGroup, pass_at_k.EntropicGroup, advantage.GroupLabels),
             *(advantage.PartwiseGroup, pass_at_k.PassAtK, pass_at_k.PassAtKMarginal, pass_at_k.BestMinusSecond),
             *(credit.ReturnToGo, credit.GroupMeanToGo, credit.GAE, credit.DecoupledGAE, credit.VTrace, credit.Trace),
-            *(steps.StepSum, steps.StepMean, steps.StepDelta, steps.TurnReturn, steps.TurnIndexRewards),
+            *(
+                step_credit.StepSum,
+                step_credit.StepMean,
+                step_credit.StepDelta,
+                step_credit.TurnReturn,
+                step_credit.TurnIndexRewards,
+            ),
             *(siblings.Siblings, siblings.GroupAndTree),
-            *(steps.AnchoredSteps, teacher.TeacherGap, teacher.EarlyTeacherGap, teacher.NoAdvantage),
+            *(step_credit.AnchoredSteps, teacher.TeacherGap, teacher.EarlyTeacherGap, teacher.NoAdvantage),
             main=True,
         ),
         "scale": _axis(
@@ -294,7 +301,7 @@ def _component_named(axis: str, components: Mapping[str, type], name: Any) -> An
 
 
 def differences(objective: Objective | PairObjective) -> dict[str, str]:
-    """Where a method departs from the preset of its name: `{"clip.high": "0.2 -> 0.28"}`; empty for the preset."""
+    """The departures from the preset of the same name: `{"clip.high": "0.2 -> 0.28"}`; empty for the preset."""
     family = family_of(objective)
     return departures(preset_named(objective.name).objective, objective, family.axes)
 

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class NumberRange:
-    """Where a number of a component must lie; infinite ends are open."""
+    """The range in which a number of a component must lie; infinite ends are open."""
 
     low: float
     high: float
@@ -51,7 +51,7 @@ def number(
 
 def _ranges(kind: type) -> dict[str, NumberRange]:
     declared = [vars(base).get("__dataclass_fields__", {}) for base in reversed(kind.__mro__)]
-    return {name: known.metadata["range"] for each in declared for name, known in each.items() if known.metadata}
+    return {name: known.metadata["range"] for group in declared for name, known in group.items() if known.metadata}
 
 
 def given(value: T | None, needed: str) -> T:
@@ -89,7 +89,7 @@ class Component(ABC):
 
 def with_number(axis: str, component: Any, name: str, value: Any) -> Any:
     """The component of an axis with one of its numbers set; a mistake is told in the words of the config."""
-    settable = [each.name for each in fields(component)]
+    settable = [field.name for field in fields(component)]
     if name not in settable:
         known, close = ", ".join(settable) or "nothing", did_you_mean(name, settable)
         raise WhetError(f"objective.{axis}.{name}: {component.name} has no such number{close}; it has {known}")
@@ -99,15 +99,15 @@ def with_number(axis: str, component: Any, name: str, value: Any) -> Any:
 
 
 def departures(original: Any, objective: Any, axes: Iterable[str]) -> dict[str, str]:
-    """Where a method departs from another: `{"clip.high": "0.2 -> 0.28"}`; empty where they are the same."""
+    """The departures of a method from another: `{"clip.high": "0.2 -> 0.28"}`; empty where they are the same."""
     changes: dict[str, str] = {}
     for axis in axes:
         before, after = getattr(original, axis), getattr(objective, axis)
         if type(before) is not type(after):
             changes[axis] = f"{before.name} -> {after.name}"
             continue
-        for each in fields(after):
-            old, new = getattr(before, each.name), getattr(after, each.name)
+        for known in fields(after):
+            old, new = getattr(before, known.name), getattr(after, known.name)
             if old != new:
-                changes[f"{axis}.{each.name}"] = f"{old:g} -> {new:g}"
+                changes[f"{axis}.{known.name}"] = f"{old:g} -> {new:g}"
     return changes

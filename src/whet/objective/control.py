@@ -15,7 +15,7 @@ from whet.objective.component import Component, number
 
 
 class Control(Component):
-    """Who turns the KL's coefficient after a step, and who ends the updates of a batch or the run."""
+    """The rule that adjusts the KL's coefficient after a step, and may end a batch's updates or the run."""
 
     turns_beta: ClassVar[bool] = False
 

@@ -2,7 +2,7 @@
 
 They read `batch.token_reward` (process and turn rewards less the KL, [N, T]) and put the completion's own reward on its
 last action, less what its steps have earned of it already (`batch.returned`): nothing is paid twice. Tokens between the
-actions (a tool's output) are passed over: value and trace carry on behind them.
+actions (a tool's output) are passed over: value and trace carry on after them.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def discounted_sum(values: Tensor, factor: Tensor | float, action: Tensor) -> Te
 
 
 def next_value(values: Tensor, action: Tensor) -> Tensor:
-    """[N, T]: the value at the next action of the row; 0 behind the last one: a completion that ended is worth
+    """[N, T]: the value at the next action of the row; 0 after the last one: a completion that ended is worth
     nothing."""
     total = torch.zeros_like(values)
     carried = torch.zeros_like(values[:, 0])
@@ -86,7 +86,7 @@ class ReturnToGo(TokenCredit):
 
 
 class GroupMeanToGo(TokenCredit):
-    """x_t = (R - mean_g R) + SUM_{s >= t} r_s: the group mean is taken off the outcome, then the KL is added to go.
+    """x_t = (R - mean_g R) + SUM_{s >= t} r_s: the outcome less the group mean, plus the penalties still to come.
 
     Hu 2025 (2501.03262), the baseline form.
     """
@@ -115,7 +115,7 @@ class CriticBaseline(Component):
         return torch.where(batch.action, value, 0.0).to(batch.reward.dtype)
 
     def surprise(self, batch: TokenBatch, gamma: float) -> Tensor:
-        """d_t = r_t + gamma V_{t+1} - V_t; nothing is worth anything behind the last action."""
+        """d_t = r_t + gamma V_{t+1} - V_t; nothing is worth anything after the last action."""
         value = self.critic_value(batch)
         error = paid(batch) + gamma * next_value(value, batch.action) - value
         return torch.where(batch.action & ~batch.reward.isnan()[:, None], error, 0.0)
@@ -125,7 +125,7 @@ class CriticBaseline(Component):
 class GAE(CriticBaseline, TokenCredit):
     """A_t = SUM_k (gamma lam)^k d_{t+k}, d_t = r_t + gamma V_{t+1} - V_t. Schulman 2015 (1506.02438), eq. 16.
 
-    V behind the last action is 0, for a truncated completion too. The critic's target is A + V.
+    V after the last action is 0, for a truncated completion too. The critic's target is A + V.
     """
 
     gamma: float = number(1.0, least=0, most=1)

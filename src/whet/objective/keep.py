@@ -22,18 +22,18 @@ class Keep(Component):
         return 1
 
     def __call__(self, outcomes: Sequence[float], staleness: int) -> bool:
-        """Is a group worth it, by the first reward part of its scored completions and how old its oldest policy is?"""
+        """Whether to train on a group, given its completions' first reward part and the age of its oldest policy."""
         return True
 
 
 class Everything(Keep):
-    """Every group is trained on."""
+    """Train on every group."""
 
     name: ClassVar[str] = "everything"
 
 
 def mixed(outcomes: Sequence[float]) -> bool:
-    """Not all the same, beyond float noise."""
+    """Whether outcomes differ by more than float noise."""
     return len(outcomes) > 1 and max(outcomes) - min(outcomes) > 1e-6 * max(1.0, abs(sum(outcomes) / len(outcomes)))
 
 
@@ -54,6 +54,7 @@ class MixedOutcome(Keep):
 
     @property
     def most_rounds(self) -> int:
+        """How often a step may ask for more groups, at most."""
         return int(self.rounds)
 
     def __call__(self, outcomes: Sequence[float], staleness: int) -> bool:

@@ -45,7 +45,7 @@ class KL(Component):
 
 
 class NoKL(KL):
-    """No tie to the reference."""
+    """No penalty for leaving the reference."""
 
     name: ClassVar[str] = "none"
     in_words: ClassVar[str] = "no tie to a reference"

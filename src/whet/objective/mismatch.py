@@ -25,7 +25,7 @@ class Mismatch(Component):
         return torch.ones_like(log_mismatch)
 
     def symbols(self) -> str:
-        """The factor in front of the clip rule's term, a space behind it; empty for none."""
+        """The factor in front of the clip rule's term, followed by a space; empty for none."""
         return super().symbols()
 
 

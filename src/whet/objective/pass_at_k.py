@@ -68,9 +68,9 @@ def _among_episodes(
         if value == value:  # not NaN
             groups.setdefault(group, {}).setdefault(episode, value)
     worth: dict[int, float] = {}
-    for found in groups.values():
-        if len(found) >= least:
-            worth.update(zip(found, members([*found.values()]), strict=True))
+    for group in groups.values():
+        if len(group) >= least:
+            worth.update(zip(group, members([*group.values()]), strict=True))
     advantage = [worth.get(episode, 0.0) * (value == value) for episode, value in zip(episodes, known, strict=True)]
     return on_actions(values.new_tensor(advantage), batch)
 
@@ -134,8 +134,8 @@ class BestMinusSecond(GroupBaseline):
 
 def _lead(rewards: Sequence[float]) -> list[float]:
     best = max(range(len(rewards)), key=rewards.__getitem__)
-    second = max(reward for place, reward in enumerate(rewards) if place != best)
-    return [rewards[best] - second if place == best else 0.0 for place in range(len(rewards))]
+    second = max(reward for index, reward in enumerate(rewards) if index != best)
+    return [rewards[best] - second if index == best else 0.0 for index in range(len(rewards))]
 
 
 STEEPEST = 2.0**20  # beta of a group in which no finite one spends its nats: the best alone

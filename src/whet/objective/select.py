@@ -25,7 +25,7 @@ class Select(Component):
 
 
 class AllTokens(Select):
-    """Every action carries gradient."""
+    """Train on every action."""
 
     name: ClassVar[str] = "all"
 

@@ -95,8 +95,8 @@ def episode_weight(batch: TokenBatch, counted: Tensor | None = None) -> Tensor |
     index, count = episode_index(batch)
     if batch.node is not None:
         return path_weight(tree_paths(batch.action, batch.node, index, count), counts)
-    one = counts.double()
-    return one / sums_by(index, count, one).clamp(min=1)[index]
+    weight = counts.double()
+    return weight / sums_by(index, count, weight).clamp(min=1)[index]
 
 
 def episode_mean(values: Tensor, batch: TokenBatch) -> Tensor:

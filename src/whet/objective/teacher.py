@@ -91,6 +91,7 @@ class TeacherTerm(Component):
 
     @property
     def weight(self) -> float:
+        """The coefficient of the divergence in the loss; 0 without a teacher."""
         return 0.0
 
     def divergence(self, logp: Tensor, teacher_logp: Tensor) -> Tensor:

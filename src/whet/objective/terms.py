@@ -81,7 +81,7 @@ class BonusToTarget(Entropy):
 
 
 class Value(Component):
-    """The critic's loss at each action: `coefficient` times the error. For `warmup` steps it learns alone."""
+    """The critic's loss at each action: `coefficient` times the error. For `warmup` steps only the critic learns."""
 
     coefficient: float = 0.0
     warmup: float = 0.0
@@ -92,7 +92,7 @@ class Value(Component):
 
 
 class NoCritic(Value):
-    """No critic is trained."""
+    """Train no critic."""
 
     name: ClassVar[str] = "none"
 
@@ -138,7 +138,7 @@ class ClippedError(SquaredError):
 
 
 class Imitate(Component):
-    """What is imitated beside the policy's own term."""
+    """How much the loss imitates tokens, in addition to the policy's own term."""
 
     def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor | None:
         """What is added to share * weight * A in front of logp: [N, T], 0 where it is not asked; None for nothing."""
@@ -154,7 +154,7 @@ class Imitate(Component):
         return None
 
     def tuned(self, memory: Memory) -> Imitate:
-        """As it is in this step."""
+        """The component with the numbers of this step."""
         return self
 
     def adjusted(self, memory: Memory) -> Memory:
@@ -167,7 +167,7 @@ class Imitate(Component):
 
 
 class NoImitation(Imitate):
-    """Nothing is imitated."""
+    """Imitate nothing."""
 
     name: ClassVar[str] = "none"
     in_symbols: ClassVar[str] = ""
@@ -233,6 +233,7 @@ class ImitateDemonstrations(Imitate):
 
     @property
     def rest(self) -> float:
+        """The share of the loss that is left for the policy's own completions."""
         return 1.0 - self.weight
 
     def tuned(self, memory: Memory) -> Imitate:
@@ -244,7 +245,7 @@ class ImitateDemonstrations(Imitate):
         return {**memory, "imitated_steps": memory.get("imitated_steps", 0.0) + 1}
 
     def _mu(self, step: float) -> float:
-        """In a step, counted from 1."""
+        """The weight mu of a step, counted from 1."""
         if step <= self.warmup:
             return self.weight * step / self.warmup
         if not self.decay:
@@ -276,10 +277,11 @@ class ImitateUnsure(ImitateDemonstrations):
 
 
 class Smooth(Component):
-    """Who else learns from a sampled token."""
+    """How tokens that were not sampled learn from one that was."""
 
     @property
     def num_top(self) -> int:
+        """How many of the likeliest tokens are smoothed over; 0 for none."""
         return 0
 
     def pushed(self, advantage: Tensor, batch: TokenBatch, extras: Extras) -> Tensor:
@@ -287,7 +289,7 @@ class Smooth(Component):
         return advantage
 
     def spread(self, batch: TokenBatch, extras: Extras) -> Tensor | None:
-        """Which share of a token's pull goes to the likeliest tokens instead: [N, T]; None for nothing."""
+        """The share of a token's pull that goes to the likeliest tokens instead: [N, T]; None for none."""
         return None
 
 
@@ -319,7 +321,7 @@ class TopK(Smooth):
         return int(self.top)
 
     def forking(self, batch: TokenBatch, extras: Extras) -> Tensor:
-        """Where the entropy exceeds the completion's own `quantile`: bool [N, T], actions only."""
+        """Whether the entropy exceeds the completion's own `quantile`: bool [N, T], actions only."""
         if extras.entropy is None:
             raise ValueError("top_k needs the entropy of the forward pass and got none")
         entropy = extras.entropy.detach().masked_fill(~batch.action, float("nan"))

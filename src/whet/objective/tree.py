@@ -1,11 +1,11 @@
 """Episodes that branch, as trees of draws: what a row counts, so that a token counts once however many rows share it.
 
 A draw is a turn that the policy wrote once; rows of an episode that share it have its number in `batch.node`. From a
-state, behind a draw, k turns were drawn, all of them by the policy. A row's weight is the product of 1 / k over the
+state, after a draw, k turns were drawn, all of them by the policy. A row's weight is the product of 1 / k over the
 states on its way: the weights of an episode add up to 1, those of the rows through a draw to the draw's own, and
 SUM_rows weight f(row) has the expectation of f(one episode) whatever the numbers k, as long as each was fixed before
 any of its k turns was drawn. Counting leaves alike does not: a turn that ends its episode would count less than one
-behind which the episode branches again.
+after which the episode branches again.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from whet.pages.chart_svg import figure_file
 from whet.pages.render import render
 from whet.pages.run_charts import columns_of, drawn_charts, main_chart
 from whet.pages.run_report import POINTS, health_cards, tiles
+from whet.record.flat_rows import eval_row, step_row
 from whet.record.log import METRICS, read_lines
-from whet.record.rows import eval_row, step_row
 from whet.record.run import RunRecord, read_run, verdict
 from whet.types import WhetError, did_you_mean
 
@@ -40,12 +40,12 @@ def metrics_figure(folders: Mapping[str, Path | str], names: Sequence[str], smoo
     Names are the columns of `run.metrics()`, and `eval/NAME` for those of evaluations. `smooth` is the number of steps
     that each point is the mean of; evaluations are drawn as they were measured.
     """
-    found = {label: _curves(folder) for label, folder in folders.items()}
+    curves_of = {label: _curves(folder) for label, folder in folders.items()}
     panels = []
     for name in names:
-        lines = {label: curves.get(name, ()) for label, curves in found.items()}
+        lines = {label: curves.get(name, ()) for label, curves in curves_of.items()}
         if not any(lines.values()):
-            known = list(dict.fromkeys(each for curves in found.values() for each in curves))
+            known = list(dict.fromkeys(metric for curves in curves_of.values() for metric in curves))
             listed = ", ".join(known[:MOST_LISTED]) + (", ..." if len(known) > MOST_LISTED else "")
             raise WhetError(
                 f"no metric is called {name!r}{did_you_mean(name, known)}; "
@@ -68,17 +68,19 @@ def metrics_figure(folders: Mapping[str, Path | str], names: Sequence[str], smoo
 
 def _curves(folder: Path | str) -> dict[str, tuple[Point, ...]]:
     """Every number of the run's log by name."""
-    found: dict[str, list[Point]] = {}
+    points_of: dict[str, list[Point]] = {}
     for row in read_lines(Path(folder) / METRICS):
         is_eval = "eval" in row
         for name, value in (eval_row(row) if is_eval else step_row(row)).items():
             if name != "step" and isinstance(value, int | float) and math.isfinite(value):
-                found.setdefault(f"{EVAL}{name}" if is_eval else name, []).append((float(row["step"]), float(value)))
-    return {name: tuple(points) for name, points in found.items()}
+                points_of.setdefault(f"{EVAL}{name}" if is_eval else name, []).append(
+                    (float(row["step"]), float(value))
+                )
+    return {name: tuple(points) for name, points in points_of.items()}
 
 
 def _mean_of(points: tuple[Point, ...], steps: int) -> tuple[Point, ...]:
-    """Each point as the mean of itself and its neighbours, so many in all; fewer at the ends, as many on each side."""
+    """A moving average: each point as the mean of its neighbours, with fewer at the ends."""
     if steps <= 1:
         return points
     values = []

@@ -112,7 +112,7 @@ def cost_chart(series: Sequence[ChartSeries], is_share: bool, marked: bool = Fal
 
 
 def spans_chart(rows: Iterable[tuple[str, int, Sequence[tuple[float, float]]]], unit: str) -> ChartSpec:
-    """Who was busy when: a row per name, with a bar for each (start, end)."""
+    """A timeline of who was busy when: a row per name, with a bar for each (start, end)."""
     return {"spans": [[name, tone, [[start, end] for start, end in spans]] for name, tone, spans in rows], "unit": unit}
 
 

@@ -87,13 +87,13 @@ class Plot:
             style = f"{'point' if series.get('bare') else 'dot'} {tone}"
             sizes = series.get("sizes") or [2.8] * len(points)
             titles = series.get("titles") or [""] * len(points)
-            parts += [self.dot(*each) for each in zip(points, [style] * len(points), sizes, titles, strict=True)]
+            parts += [self.dot(*mark) for mark in zip(points, [style] * len(points), sizes, titles, strict=True)]
         if series.get("best"):
             parts.append(self._ring(series["best"], tone))
         return "".join(parts)
 
     def _bars(self, series: ChartSeries, tone: str) -> str:
-        """From 0 to each value."""
+        """Bars from 0 to each value."""
         known = [(x, y) for x, y in zip(series["x"], series["y"], strict=True) if y is not None]
         corners = [
             (self.at(x - 0.3, 0), self.at(x - 0.3, y), self.at(x + 0.3, y), self.at(x + 0.3, 0)) for x, y in known
@@ -118,7 +118,7 @@ class Plot:
         return f'<path class="band {tone}" d="M{"L".join(corners)}Z"/>'
 
     def _riser(self, before: Point, after: Point, tone: str) -> str:
-        """Where a stretch of a line ends above or below the next."""
+        """The vertical line between two stretches of a step line."""
         x, start, stop = self.across(before[0]), self.up(before[1]), self.up(after[1])
         if abs(x - self.across(after[0])) >= 0.5 or abs(start - stop) <= 1:
             return ""
@@ -341,7 +341,7 @@ def value_scale(values: Sequence[float], pixels: tuple[float, float], unit: bool
 
 
 def step_scale(first: float, last: float, pixels: tuple[float, float]) -> AxisScale:
-    """Whole steps only."""
+    """A scale of whole steps only."""
     if last == first:
         return AxisScale(first - 1, last + 1, *pixels, ticks=(first,))
     stride = max(1.0, tick_stride((last - first) / max(5.0, (pixels[1] - pixels[0]) / 80)))
@@ -486,7 +486,7 @@ def figure_file(
 
 def _figure_style() -> str:
     def rules(selectors: str, rule: str) -> str:
-        return ",".join(f".whet-figure {each}" for each in selectors.split(",")) + f"{{{rule}}}"
+        return ",".join(f".whet-figure {selector}" for selector in selectors.split(",")) + f"{{{rule}}}"
 
     def tones(colours: Sequence[str]) -> str:
         return "".join(

@@ -62,7 +62,10 @@ def rule_plot(rule: ClipRule) -> str:
     label = "weight" if several else "weight: the factor in front of grad log pi"
     panels = [
         chart(
-            [curve(said, drawn[probability, side], tone, dashed=tone == 1) for tone, (side, said) in enumerate(SIDES)],
+            [
+                curve(label, drawn[probability, side], tone, dashed=tone == 1)
+                for tone, (side, label) in enumerate(SIDES)
+            ],
             x={"label": "ratio", "min": span[0], "max": span[1]},
             y={"label": label, "min": bottom, "max": max(top, _rounded_up(1.2))},
             smooth=False,
@@ -131,7 +134,7 @@ def looks_at_completion(rule: ClipRule) -> bool:
 
 @remembered
 def ratio_range(rule: ClipRule) -> tuple[float, float]:
-    """Where a rule is worth looking at: 0 to 3, more where its band ends further out, near 1 where it is tiny."""
+    """The range of ratios worth showing: 0 to 3, more where the band ends further out, near 1 where it is tiny."""
     chosen = PROBABILITIES if looks_at_probability(rule) else (0.5,)
     edges = [
         edge
@@ -169,7 +172,7 @@ def _situation(rule: ClipRule) -> str:
     completion = (
         f"the other {COMPLETION_TOKENS - 1} tokens of the completion at ratio 1" if looks_at_completion(rule) else ""
     )
-    return "; ".join(said for said in (numbers, completion) if said)
+    return "; ".join(part for part in (numbers, completion) if part)
 
 
 def _aside(rule: ClipRule) -> str:
@@ -216,7 +219,7 @@ def _stretches(
 
 
 def _edges(rule: ClipRule, side: float, grid: Sequence[float], probability: float) -> list[float]:
-    """Where the weight becomes or ceases to be 0, or to be the ratio: the ends of a rule's band, found by halving."""
+    """The ratios at which the weight becomes or stops being 0, or the ratio itself: the band's ends, by halving."""
 
     def kinds(ratios: Sequence[float]) -> list[tuple[bool, bool]]:
         values = weights(rule, ratios, side, probability)
@@ -234,7 +237,7 @@ def _edges(rule: ClipRule, side: float, grid: Sequence[float], probability: floa
 
 
 def _weight_range(weights: Sequence[float]) -> tuple[float, float]:
-    """From 0, or below it where a rule has negative weights, to 1 or more."""
+    """The range of the weight axis: from 0, or below it for negative weights, to 1 or more."""
     finite = [value for value in weights if math.isfinite(value)]
     least, most = min(finite, default=0.0), max(finite, default=1.0)
     return (-_rounded_up(-least) if least < 0 else 0.0), _rounded_up(most) if most > 1 else 1.0

@@ -68,7 +68,7 @@ class MethodRun:
 
 @dataclass(frozen=True)
 class MethodComparison:
-    """All that was planned, and the runs finished so far."""
+    """Everything that was planned, and the runs finished so far."""
 
     methods: tuple[str, ...]
     seeds: tuple[int, ...]
@@ -101,7 +101,7 @@ class Estimate:
 
     @property
     def mean(self) -> float | None:
-        """Over the seeds; None without a run."""
+        """The mean over the seeds; None without a run."""
         return fmean(self.values) if self.values else None
 
     @property
@@ -146,7 +146,7 @@ class Standing:
 
     @property
     def words(self) -> str:
-        """As the table says it."""
+        """The standing as the table words it."""
         return self.relation.format(self.best) + (f" ({self.detail})" if self.detail else "")
 
 
@@ -226,29 +226,29 @@ def standings(comparison: MethodComparison) -> dict[str, Standing]:
     }
     rivals = [against_best[method] for method, values in others.items() if values]
     relation = BEST[is_low] if rivals else "nothing to compare with"
-    if rivals and all(each.p is not None and each.p >= BEYOND_NOISE for each in rivals):
+    if rivals and all(row.p is not None and row.p >= BEYOND_NOISE for row in rivals):
         relation = f"{BEST[is_low]}, within noise"
     return {row.method: against_best.get(row.method, Standing(relation)) for row in table}
 
 
-def _p(one: Estimate, best: Estimate) -> float | None:
-    """Over seeds where there are several; over eval prompts where both are single runs on the same ones.
+def _p(other: Estimate, best: Estimate) -> float | None:
+    """The p-value against the best: over seeds where there are several, else over eval prompts of two single runs.
 
     Prompt by prompt where the runs say what each scored, else by Fisher's exact test on two shares.
     """
-    if pairs := _pairs(one, best):
+    if pairs := _pairs(other, best):
         return paired_test(("", [[score] for score, _ in pairs]), ("", [[score] for _, score in pairs])).p
-    if one.interval is not None and best.interval is not None and one.eval_size == best.eval_size:
-        right = sorted(round(estimate.values[0] * estimate.eval_size) for estimate in (one, best))
-        return min(1.0, 2 * more_right_p(right[1], right[0], one.eval_size))
-    return welch_p(one.values, best.values)
+    if other.interval is not None and best.interval is not None and other.eval_size == best.eval_size:
+        right = sorted(round(estimate.values[0] * estimate.eval_size) for estimate in (other, best))
+        return min(1.0, 2 * more_right_p(right[1], right[0], other.eval_size))
+    return welch_p(other.values, best.values)
 
 
-def _pairs(one: Estimate, best: Estimate) -> list[tuple[float, float]]:
+def _pairs(estimate: Estimate, best: Estimate) -> list[tuple[float, float]]:
     """What each prompt scored in two single runs; empty where it is not known of both."""
-    if len(one.scores) != len(best.scores):
+    if len(estimate.scores) != len(best.scores):
         return []
-    both = zip(one.scores, best.scores, strict=True)
+    both = zip(estimate.scores, best.scores, strict=True)
     return [pair for pair in both if all(map(math.isfinite, pair))]
 
 
@@ -295,9 +295,9 @@ def verdict(comparison: MethodComparison) -> str:
     places = standings(comparison)
     alike: dict[str, list[str]] = {}
     for row in others:
-        each = places[row.method]
-        alike.setdefault(each.relation.format("it"), []).append(
-            f"{row.method} ({each.detail})" if each.detail else row.method
+        position = places[row.method]
+        alike.setdefault(position.relation.format("it"), []).append(
+            f"{row.method} ({position.detail})" if position.detail else row.method
         )
     sentences = [f"{relation[0].upper()}{relation[1:]}: {', '.join(names)}." for relation, names in alike.items()]
     return " ".join([f"{best.method} has the {BEST[name in LOWER_IS_BETTER]} {what}, {reached}.", *sentences])
@@ -318,7 +318,7 @@ def notes(comparison: MethodComparison) -> list[str]:
     paired = " (prompt by prompt)" if tested and all(_pairs(estimate, tested[0]) for estimate in tested) else ""
     if comparison.incomparable:
         sentences.append("Numbers of runs that cannot be ranked stand side by side only to be looked at.")
-    elif name and len(tested) == len(table) > 1 and len({each.eval_size for each in tested}) == 1:
+    elif name and len(tested) == len(table) > 1 and len({row.eval_size for row in tested}) == 1:
         sentences.append(
             f"Each is a single run: intervals (95%) and p{paired} tell how far {tested[0].eval_size} eval prompts can "
             "be trusted. They say nothing of what another seed would change; for that, train several seeds."
@@ -410,13 +410,13 @@ def comparison_values(comparison: MethodComparison) -> dict[str, Any]:
         }
         standing = {"verdict": places[row.method].words, "p": places[row.method].p}
         table.append({"method": row.method, "runs": len(row.results), **numbers, **standing})
-    said = {"status": comparison.status, "metric": metric_name(comparison.results), "verdict": verdict(comparison)}
-    values: dict[str, Any] = json_values({**planned, **said, "notes": notes(comparison), "rows": table, "runs": runs})
+    answer = {"status": comparison.status, "metric": metric_name(comparison.results), "verdict": verdict(comparison)}
+    values: dict[str, Any] = json_values({**planned, **answer, "notes": notes(comparison), "rows": table, "runs": runs})
     return values
 
 
 def comparison_from(values: Mapping[str, Any]) -> MethodComparison:
-    """What `comparison_values` wrote."""
+    """The comparison that `comparison_values` wrote."""
     runs = [
         {
             **run,
@@ -433,7 +433,7 @@ def _with_nan(numbers: Sequence[float | None]) -> list[float]:
 
 
 def compare_page(comparison: MethodComparison) -> str:
-    """The whole page, for a folder that the runs lie in."""
+    """The whole page for the folder of a comparison."""
     values = comparison_page_values(comparison, lambda run: f"{quote(run.folder)}/{REPORT}" if run.folder else "")
     return render_live("compare.html", **values)
 
@@ -473,7 +473,7 @@ def table_rows(comparison: MethodComparison, address: Callable[[MethodRun], str]
 
 
 def _held_together(text: str) -> str:
-    """With no line break inside `p < 0.05`."""
+    """The text without a line break inside `p < 0.05`."""
     return re.sub(r"\bp ([=<]) (?=\d)", "p\u00a0\\1\u00a0", text)
 
 
@@ -486,7 +486,7 @@ def reward_bands(comparison: MethodComparison) -> list[ChartSeries]:
         if not steps:
             continue
         values = [[seed[step] for seed in by_seed] for step in steps]
-        means, lows, highs = (_calmed([of(each) for each in values]) for of in (fmean, min, max))
+        means, lows, highs = (_calmed([of(at_step) for at_step in values]) for of in (fmean, min, max))
         points = list(zip(steps, means, strict=True))
         series.append(line(row.method, points, tone, low=lows, high=highs, dashed=tone // NUM_TONES % 2 == 1))
     return series

@@ -46,7 +46,7 @@ def component_table(kind: MethodKind, numbers: bool = True) -> str:
     main = [name for name, axis in catalogue.axes(kind).items() if axis.main]
     lines = [["method", *main, "also", "paper"]]
     for method in catalogue.methods(kind).values():
-        shown = {axis: str(one) if numbers else one.name for axis, one in method.components.items()}
+        shown = {axis: str(component) if numbers else component.name for axis, component in method.components.items()}
         also = ", ".join(f"{axis} {shown[axis]}" for axis in unusual_axes(method))
         lines.append([method.name, *(shown[axis] for axis in main), also, method.paper.split(",")[0]])
     return aligned(lines)

@@ -29,8 +29,8 @@ def cells(result: ProxyResult) -> list[str]:
     law = result.law
     fitted = [ABSENT] * 4 if law is None else [number(law.alpha), number(law.beta), number(law.r_squared), _turn(law)]
     measured = (result.peak.d, result.peak.gold, result.end.d, result.end.gold, result.end.proxy)
-    way = "best of n" if result.kind == "best_of_n" else "learning"
-    return [f"{way}, {result.name}", *map(number, measured), *fitted]
+    approach = "best of n" if result.kind == "best_of_n" else "learning"
+    return [f"{approach}, {result.name}", *map(number, measured), *fitted]
 
 
 def _turn(law: Law) -> str:

@@ -70,7 +70,7 @@ def set_changes(before: MeasuredPolicy, after: MeasuredPolicy) -> list[SetChange
     sets = list(dict.fromkeys([ALL, *(str(row.get("set", ALL)) for row, _ in both)]))
     if len(sets) == 2:
         sets = [ALL]
-    found = []
+    changes = []
     for name in sets:
         inside = [pair for pair in both if name in (ALL, pair[0].get("set"))]
         for metric, outcomes in (("accuracy", _greedy), ("pass@1", _drawn)):
@@ -79,8 +79,8 @@ def set_changes(before: MeasuredPolicy, after: MeasuredPolicy) -> list[SetChange
             if known:
                 first, second = [one for one, _ in known], [two for _, two in known]
                 test = paired_test((before.label, first), (after.label, second))
-                found.append(SetChange(name, metric, len(known), test))
-    return found
+                changes.append(SetChange(name, metric, len(known), test))
+    return changes
 
 
 def _greedy(row: Mapping[str, Any]) -> list[float]:
@@ -100,7 +100,7 @@ def compared(policies: Sequence[MeasuredPolicy]) -> list[tuple[MeasuredPolicy, M
 
 
 def branched(policies: Sequence[MeasuredPolicy]) -> str:
-    """Where stages branch: each policy against the one it began as, all eval prompts together; empty elsewhere."""
+    """The comparisons of branching stages, each policy against the one it began from, over all prompts; else empty."""
     if not any(policy.against for policy in policies):
         return ""
     texts = []
@@ -126,12 +126,12 @@ def lost_prompts(policies: Sequence[MeasuredPolicy]) -> list[dict[str, Any]]:
     """Prompts that an earlier policy had right and the last one has wrong, with both completions."""
     if len(policies) < 2:
         return []
-    last, found = policies[-1], []
+    last, lost = policies[-1], []
     named = [policy for policy in policies[:-1] if policy.name == last.against] if last.against else policies[:-1]
     for name, row in last.rows.items():
-        earlier = next((each for each in reversed(named) if each.rows.get(name, {}).get("right") == 1), None)
+        earlier = next((policy for policy in reversed(named) if policy.rows.get(name, {}).get("right") == 1), None)
         if row.get("right") == 0 and earlier is not None:
-            found.append(
+            lost.append(
                 {
                     "prompt": question(row),
                     "answer": str(row.get("answer")),
@@ -141,7 +141,7 @@ def lost_prompts(policies: Sequence[MeasuredPolicy]) -> list[dict[str, Any]]:
                     "wrong": _cut(row["completion"]),
                 }
             )
-    return found
+    return lost
 
 
 def side_by_side(policies: Sequence[MeasuredPolicy]) -> list[dict[str, Any]]:
@@ -229,7 +229,7 @@ class PipelineSummary:
 
 
 def summary_record(summary: PipelineSummary) -> dict[str, Any]:
-    """As JSON; what is not finite is null."""
+    """The summary as JSON; what is not finite is null."""
     record: dict[str, Any] = json_values(asdict(summary))
     return record
 
@@ -369,9 +369,9 @@ def verdict(summary: PipelineSummary) -> str:
 
 def _worse(summary: PipelineSummary) -> str:
     """The first things that got worse, and how many more there are."""
-    found = fallen(summary.policies)
-    more = f"; and {len(found) - MOST_WORSE} more" if len(found) > MOST_WORSE else ""
-    return f" Worse: {'; '.join(found[:MOST_WORSE])}{more}." if found else ""
+    drops = fallen(summary.policies)
+    more = f"; and {len(drops) - MOST_WORSE} more" if len(drops) > MOST_WORSE else ""
+    return f" Worse: {'; '.join(drops[:MOST_WORSE])}{more}." if drops else ""
 
 
 def _peak(by_round: Mapping[int, StageSummary], metric: str) -> str:
@@ -386,11 +386,11 @@ def _peak(by_round: Mapping[int, StageSummary], metric: str) -> str:
     return f" It was best {when}: {_value(by_round[best], metric)}; later {later} lost some of that."
 
 
-def _difference(one: StageSummary, two: StageSummary, metric: str) -> str:
+def _difference(earlier: StageSummary, two: StageSummary, metric: str) -> str:
     """How the second value compares with the first, in words."""
-    gap = two.metrics[metric] - one.metrics[metric]
-    num_prompts = min(one.num_prompts, two.num_prompts)
-    shares = (one.metrics[metric], two.metrics[metric])
+    gap = two.metrics[metric] - earlier.metrics[metric]
+    num_prompts = min(earlier.num_prompts, two.num_prompts)
+    shares = (earlier.metrics[metric], two.metrics[metric])
     if not num_prompts or not all(0 <= share <= 1 for share in shares):
         return "higher" if gap > 0 else "lower" if gap < 0 else "the same"
     if abs(shares_apart(shares[1], shares[0], num_prompts)) <= NOISE:
@@ -449,8 +449,8 @@ def _page_table(rows: list[list[str]]) -> PageTable | None:
 
 def _lost(summary: PipelineSummary) -> dict[str, object]:
     """Prompts once right and now wrong: how many, and the first few."""
-    found = lost_prompts(summary.policies)
-    return {"count": len(found), "shown": found[:MOST_LOST]}
+    lost = lost_prompts(summary.policies)
+    return {"count": len(lost), "shown": lost[:MOST_LOST]}
 
 
 def _tiles(summary: PipelineSummary) -> list[Tile]:
@@ -458,7 +458,7 @@ def _tiles(summary: PipelineSummary) -> list[Tile]:
     tiles = []
     if name is not None and not branched(summary.policies):
         stages = list(next(iter(metrics_by_round(summary, name).values())).values())
-        first, last = (metric_text(name, each.metrics[name]) for each in (stages[0], stages[-1]))
+        first, last = (metric_text(name, stage.metrics[name]) for stage in (stages[0], stages[-1]))
         tiles.append(Tile(f"held-out {words(name)}", last, first))
     done, planned = sum(stage.is_done for stage in summary.stages), len(summary.stages)
     tiles.append(Tile("stages", str(done), after=f"of {planned}" if done < planned else ""))
@@ -475,12 +475,14 @@ def _figure(summary: PipelineSummary) -> Figure | None:
     if measured:
         if len(measured) < 2 or branched(summary.policies):  # a line would join policies that did not follow each other
             return None
-        sets = list(dict.fromkeys(each for stage in measured for each in stage.sets if name in stage.sets[each]))
+        sets = list(
+            dict.fromkeys(set_name for stage in measured for set_name in stage.sets if name in stage.sets[set_name])
+        )
         lines = {
-            name if each == ALL else each: [
-                (float(at), *stage.sets[each][name]) for at, stage in enumerate(measured) if each in stage.sets
+            name if set_name == ALL else set_name: [
+                (float(at), *stage.sets[set_name][name]) for at, stage in enumerate(measured) if set_name in stage.sets
             ]
-            for each in sets
+            for set_name in sets
         }
         return _line_figure(name, "stage", lines, [stage.label or stage.name for stage in measured])
     by_model = metrics_by_round(summary, name)
@@ -500,8 +502,8 @@ def _line_figure(name: str, across: str, lines: dict[str, list[MeasuredPoint]], 
     for tone, (who, points) in enumerate(lines.items()):
         edges = {"low": [low for *_, low, _ in points], "high": [high for *_, high in points]}
         band = edges if any(low is not None for low in edges["low"]) else {}
-        said = metric_text(name, points[-1][1])
-        series.append(line(who, [(x, y) for x, y, *_ in points], tone, marked=True, value=said, **band))
+        value = metric_text(name, points[-1][1])
+        series.append(line(who, [(x, y) for x, y, *_ in points], tone, marked=True, value=value, **band))
     values = [value for points in lines.values() for _, value, *_ in points]
     axis = {"label": across, "log": False, "steps": True, "names": list(names)}
     spec = chart(series, x=axis, unit=fits_unit(values, HALF), named=True, height=300)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from whet.pages.chart_specs import cost_chart, cost_line
 from whet.pages.render import Figure
-from whet.record.metrics.reranking import CEILING, MAJORITY, ChoiceCurve, CostedValue, SearchResult
+from whet.record.metrics.choice_curves import CEILING, MAJORITY, ChoiceCurve, CostedValue, SearchResult
 from whet.record.text import aligned, number
 
 TONES = 6  # the last two of eight are for what reward models are compared with
@@ -58,17 +58,17 @@ def value_rows(reranking: Reranking) -> list[tuple[str, ...]]:
     return rows
 
 
-def search_text(each: SearchResult, reranking: Reranking) -> list[str]:
+def search_text(search: SearchResult, reranking: Reranking) -> list[str]:
     """A search over steps, and what its tokens would have paid for."""
-    by = f"{each.scorer} {each.aggregate}".strip()
-    searched, rival = each.search, each.best_of_n
+    by = f"{search.scorer} {search.aggregate}".strip()
+    searched, rival = search.search, search.best_of_n
     short = (
         ""
         if searched.written <= 1.2 * rival.written
         else f", and more --samples than {reranking.samples} would cost more"
     )
     return [
-        f"Search over steps by {by}, {each.beams} x {each.branches} (beams x branches): "
+        f"Search over steps by {by}, {search.beams} x {search.branches} (beams x branches): "
         f"{value_text(searched, reranking.measure)}, {number(searched.written)} tokens per prompt written, "
         f"{number(searched.read)} read",
         f"Best of {rival.n} by the same scores: {value_text(rival, reranking.measure)}, {number(rival.written)} "
@@ -93,9 +93,9 @@ def _figure(scorer: str, reranking: Reranking) -> Figure:
     if len({line.aggregate for line in mine}) > 1:
         # eight lines would be a thicket: the votes of each aggregate stand in the table
         mine = [line for line in mine if line.way == mine[0].way]
-    drawn = [(curve, place % TONES, curve.aggregate or curve.way) for place, curve in enumerate(mine)]
+    drawn = [(curve, index % TONES, curve.aggregate or curve.way) for index, curve in enumerate(mine)]
     drawn += [(curve, COMPARED_WITH[curve.way], curve.way) for curve in reranking.lines if curve.way in COMPARED_WITH]
-    tones = {curve.aggregate: place % TONES for place, curve in enumerate(mine)}
+    tones = {curve.aggregate: index % TONES for index, curve in enumerate(mine)}
     searches = [search for search in reranking.searches if search.scorer == scorer]
     series = [
         cost_line(

@@ -37,7 +37,7 @@ def history_text(changes: Sequence[Mapping[str, Any]]) -> str:
 
 
 def effect_text(effect: Mapping[str, Any], before: Mapping[str, Any] | None) -> str:
-    """One run's outcome; beside the held-out mark, where the run of the reward before had left it."""
+    """The outcome of one run; next to the held-out mark, that of the last run under the reward before."""
     texts = []
     metrics = effect["evaluation"]
     name = headline(metrics)
@@ -113,9 +113,9 @@ class Rescore:
         """The mean of the total and of each part of either reward, old and new; None where one has no such part."""
         olds = [{TOTAL: row.old, **row.old_parts} for row in self.rows]
         news = [{TOTAL: row.new, **row.new_parts} for row in self.rows]
-        names = dict.fromkeys(name for each in (*olds, *news) for name in each)
+        names = dict.fromkeys(name for parts in (*olds, *news) for name in parts)
         return {
-            name: (_mean(each.get(name) for each in olds), _mean(each.get(name) for each in news)) for name in names
+            name: (_mean(parts.get(name) for parts in olds), _mean(parts.get(name) for parts in news)) for name in names
         }
 
     def groups(self) -> list[list[RescoredSample]]:
@@ -209,23 +209,23 @@ def rescore_text(rescore: Rescore) -> str:
 def verdict(rescore: Rescore) -> str:
     """The comparison in two sentences."""
     same = sum(row.difference == 0 for row in rescore.compared)
-    kept = f"{same} of {len(rescore.compared)} samples keep their score."
+    sentence = f"{same} of {len(rescore.compared)} samples keep their score."
     flipped = rescore.flipped_share()
     if flipped is None:
-        return f"{kept} No group has two saved samples, so nothing can be said about their order."
+        return f"{sentence} No group has two saved samples, so nothing can be said about their order."
     gained, lost = len(rescore.gained_spread()), len(rescore.lost_spread())
     return (
-        f"{kept} Within the {len(rescore.groups())} groups, {percent(flipped)} of the samples change places with "
+        f"{sentence} Within the {len(rescore.groups())} groups, {percent(flipped)} of the samples change places with "
         f"another; {gained} groups gain a spread and {lost} lose it."
     )
 
 
 def thinned_steps(steps: Sequence[tuple[int, float, float]]) -> list[tuple[int, float, float]]:
-    """At most as many as a terminal shows, the first and the last among them."""
+    """At most as many steps as fit on a terminal, with the first and the last among them."""
     if len(steps) <= MOST_STEPS:
         return list(steps)
-    places = sorted({round(place * (len(steps) - 1) / (MOST_STEPS - 1)) for place in range(MOST_STEPS)})
-    return [steps[place] for place in places]
+    places = sorted({round(index * (len(steps) - 1) / (MOST_STEPS - 1)) for index in range(MOST_STEPS)})
+    return [steps[index] for index in places]
 
 
 def _is_flipped(row: RescoredSample, group: Sequence[RescoredSample]) -> bool:

@@ -81,7 +81,7 @@ class Review:
 
 
 def is_review_due(step: int, last_step: int, every: int = EVERY) -> bool:
-    """Every so many steps and after the last one; 0 switches reviews off."""
+    """Whether a review is due: every so many steps and after the last one; 0 switches reviews off."""
     return every > 0 and (step % every == 0 or step == last_step)
 
 
@@ -153,8 +153,8 @@ def write_review(folder: Path | str, rows: Sequence[Mapping[str, Any]]) -> Path:
     """Add a step's rows to the review and draw its page again. Later steps, left by a run that was cut back, go."""
     folder = Path(folder)
     first = min((int(row["step"]) for row in rows), default=None)
-    kept = [row for row in _listed(folder) if first is None or row["step"] < first]
-    everything = [*kept, *rows]
+    earlier = [row for row in _listed(folder) if first is None or row["step"] < first]
+    everything = [*earlier, *rows]
     text = "".join(json.dumps(dict(row), ensure_ascii=False, allow_nan=False) + "\n" for row in everything)
     page = review_page(folder.name, _with_last_words(folder, everything))
     # nothing is replaced before everything is made
@@ -173,36 +173,36 @@ def draw_review(folder: Path | str) -> Path:
 def take_marks(folder: Path | str, path: Path | str) -> None:
     """Add the marks of a downloaded review to the run's; what it leaves unmarked, or says already, adds nothing."""
     rows = read_review(folder)
-    said = [
+    changes = [
         SampleMark(new["id"], new["mark"], new.get("note") or "")
         for old, new in zip(rows, with_marks(rows, read_marks(path, folder)), strict=True)
         if (old.get("mark"), old.get("note") or "") != (new.get("mark"), new.get("note") or "")
     ]
-    append_marks(folder, said)
+    append_marks(folder, changes)
 
 
 def read_review(folder: Path | str) -> list[dict[str, Any]]:
-    """The rows of a run's review with what was said of them last; no file, no rows."""
+    """The rows of a run's review, each with the last mark it was given; empty without a file."""
     return _with_last_words(Path(folder), _listed(Path(folder)))
 
 
 def _with_last_words(folder: Path, rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    said = read_sample_marks(folder)
-    found = ((row, said.get(row["id"])) for row in rows)
-    return [dict(row) if last is None else {**row, "mark": last.mark, "note": last.note} for row, last in found]
+    last_words = read_sample_marks(folder)
+    marked = ((row, last_words.get(row["id"])) for row in rows)
+    return [dict(row) if last is None else {**row, "mark": last.mark, "note": last.note} for row, last in marked]
 
 
 def _listed(folder: Path) -> list[dict[str, Any]]:
     """The rows as review.jsonl has them, checked."""
     path = folder / REVIEW
     rows: dict[str, dict[str, Any]] = {}
-    for place, row in _marked_lines(path) if path.exists() else ():
+    for line_number, row in _marked_lines(path) if path.exists() else ():
         step = row.get("step")
         has_step = isinstance(step, int) and not isinstance(step, bool)
         if not has_step or row.get("end") not in (HIGH, LOW) or not isinstance(row.get("completion"), str):
-            raise WhetError(f"{path}:{place}: no row of a review; restore the line or delete it")
+            raise WhetError(f"{path}:{line_number}: no row of a review; restore the line or delete it")
         if row["id"] in rows:
-            raise WhetError(f"{path}:{place}: sample {row['id']!r} is listed twice; delete one of the lines")
+            raise WhetError(f"{path}:{line_number}: sample {row['id']!r} is listed twice; delete one of the lines")
         rows[row["id"]] = row
     return list(rows.values())
 
@@ -213,17 +213,17 @@ def read_marks(path: Path | str, folder: Path | str) -> list[dict[str, Any]]:
     known = {row["id"] for row in read_review(folder)}
     seen: dict[str, int] = {}
     marked = []
-    for place, row in _marked_lines(path):
+    for line_number, row in _marked_lines(path):
         if row["id"] not in known:
             raise WhetError(
-                f"{path}:{place}: {row['id']!r} is no sample of {Path(folder) / REVIEW}; give the file that the "
+                f"{path}:{line_number}: {row['id']!r} is no sample of {Path(folder) / REVIEW}; give the file that the "
                 f"{REVIEW_PAGE} of this run saved, or delete the line"
             )
         if row["id"] in seen:
             raise WhetError(
-                f"{path}:{place}: sample {row['id']!r} stands in line {seen[row['id']]} too; delete one of them"
+                f"{path}:{line_number}: sample {row['id']!r} stands in line {seen[row['id']]} too; delete one of them"
             )
-        seen[row["id"]] = place
+        seen[row["id"]] = line_number
         marked.append(row)
     if not marked:
         raise WhetError(f"{path} is empty; give the {REVIEW} that the page saved")
@@ -243,28 +243,28 @@ def _marked_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         raise WhetError(f"{path}: no such file; give the {REVIEW} that the page saved") from None
     except OSError as error:
         raise WhetError(f"{path} cannot be read ({error.strerror}); make it readable, or give another file") from None
-    for place, line in enumerate(content.removeprefix(codecs.BOM_UTF8).split(b"\n"), start=1):
+    for line_number, line in enumerate(content.removeprefix(codecs.BOM_UTF8).split(b"\n"), start=1):
         if not line.strip():
             continue
-        row = json_object(f"{path}:{place}", line)
+        row = json_object(f"{path}:{line_number}", line)
         if not isinstance(row.get("id"), str):
-            raise WhetError(f'{path}:{place}: no sample is named; restore its "id", or delete the line')
-        yield place, checked_mark(f"{path}:{place}", row)
+            raise WhetError(f'{path}:{line_number}: no sample is named; restore its "id", or delete the line')
+        yield line_number, checked_mark(f"{path}:{line_number}", row)
 
 
 def with_marks(rows: Iterable[Mapping[str, Any]], marked: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The rows with the marks and notes of another copy of them, a downloaded one say; unmarked ones change nothing."""
-    given = {str(row.get("id")): row for row in marked if row.get("mark") or row.get("note")}
+    mark_of = {str(row.get("id")): row for row in marked if row.get("mark") or row.get("note")}
     reviewed = []
     for row in rows:
-        other = given.get(str(row["id"]), {})
+        other = mark_of.get(str(row["id"]), {})
         extra = {name: other[name] for name in ("mark", "note") if other.get(name)}
         reviewed.append({**row, **extra})
     return reviewed
 
 
-def _identity(step: int, prompt_id: str, completion: str, place: int) -> str:
-    text = f"{step}\n{prompt_id}\n{completion}\n{place}"
+def _identity(step: int, prompt_id: str, completion: str, occurrence: int) -> str:
+    text = f"{step}\n{prompt_id}\n{completion}\n{occurrence}"
     return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:12]
 
 

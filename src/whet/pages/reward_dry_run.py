@@ -122,7 +122,7 @@ class DryRun:
     @property
     def slowest(self) -> list[ScoredAnswer]:
         """The answers that took longest."""
-        return sorted(self.scored, key=lambda each: -each.seconds)[:SHOWN]
+        return sorted(self.scored, key=lambda sample: -sample.seconds)[:SHOWN]
 
     def never_vary(self) -> list[str]:
         """Parts with one score for everything: they cannot teach anything here."""
@@ -231,8 +231,8 @@ def dry_run_record(test: DryRun) -> dict[str, Any]:
         "failures": [_brief(answer) | {"failures": dict(answer.failures)} for answer in test.failed],
         "slowest": [_brief(answer) | {"seconds": answer.seconds} for answer in test.slowest],
         "never_vary": test.never_vary(),
-        "with_length": [list(each) for each in test.with_length()],
-        "with_each_other": [list(each) for each in test.with_each_other()],
+        "with_length": [list(row) for row in test.with_length()],
+        "with_each_other": [list(row) for row in test.with_each_other()],
         "deterministic": None if test.differences is None else not test.differences,
         "differences": [
             [difference.where, difference.part, difference.first, difference.second]
@@ -301,8 +301,8 @@ def _gold_lines(test: DryRun, most: int) -> list[str]:
     first, misses = test.parts[0].name, test.gold_misses
     scored = sum(answer.parts.get(first) is not None for answer in test.gold)
     lines = [f"{'gold = 1':14} {percent(test.gold_rate())}: {scored - len(misses)} of {scored} by {first}"]
-    missed = [f"{each.where} ({each.kind}): {number(each.parts[first])}" for each in misses]
-    listed = [f"  {text} for {shortened(each.answer, 40)}" for text, each in zip(missed, misses, strict=True)]
+    missed = [f"{miss.where} ({miss.kind}): {number(miss.parts[first])}" for miss in misses]
+    listed = [f"  {text} for {shortened(miss.answer, 40)}" for text, miss in zip(missed, misses, strict=True)]
     return lines + _first(listed, most)
 
 
@@ -446,14 +446,16 @@ def dry_run_verdict(test: DryRun) -> str:
         sentences.append(f"{', '.join(flat)} never var{'ies' if len(flat) == 1 else 'y'} here.")
     if test.differences:
         sentences.append(f"{len(test.differences)} scores differed the second time.")
-    leans = [name for name, *pair in test.with_length() if max(abs(each or 0.0) for each in pair) >= STRONG]
+    leans = [
+        name for name, *pair in test.with_length() if max(abs(correlation or 0.0) for correlation in pair) >= STRONG
+    ]
     if leans:
         sentences.append(f"{', '.join(leans)} go{'es' if len(leans) == 1 else ''} with the length of the completion.")
     return " ".join(sentences) or f"{len(test.scored)} samples were scored, and nothing stood out."
 
 
 def dry_run_tiles(test: DryRun) -> list[Tile]:
-    """Its headline numbers."""
+    """The headline numbers of the dry run."""
     totals = [answer.total for answer in test.scored if answer.total is not None]
     steady = "not checked" if test.differences is None else "no" if test.differences else "yes"
     return [

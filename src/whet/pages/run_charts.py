@@ -84,7 +84,7 @@ class Envelopes:
 
     @property
     def size(self) -> int:
-        """Stretches so far."""
+        """The number of stretches so far."""
         return -(-self.num_rows // self.width)
 
     @property
@@ -162,7 +162,7 @@ class Envelopes:
                 values[:half], values[half:size] = left, rest
 
     def points(self, name: str, start: float | None, end: float | None, most: int) -> SeriesPoints:
-        """A column between two steps, at most so many points."""
+        """A column between two steps, with at most `most` points."""
         column = self._columns.get(name)
         first, last = self._range(start, end)
         if column is None or first >= last:
@@ -184,10 +184,10 @@ class Envelopes:
         )
 
     def place_of(self, step: float) -> int:
-        """Where to begin reading the log to find a step."""
+        """The byte offset from which to read the log to find a step."""
         size = self.size
-        found = int(np.searchsorted(self._steps[:size], step, "right")) - 1
-        return int(self._places[max(found, 0)]) if size else 0
+        index = int(np.searchsorted(self._steps[:size], step, "right")) - 1
+        return int(self._places[max(index, 0)]) if size else 0
 
     def rows_between(self, start: float | None, end: float | None) -> int:
         """About how many rows have a step between these."""
@@ -211,7 +211,7 @@ class Envelopes:
 
 
 def _rounded(values: Floats) -> list[float | None]:
-    """To what a screen can show; None where there is no value."""
+    """Values rounded to what a screen can show; None where there is no value."""
     size = np.abs(values, dtype=float)
     with np.errstate(divide="ignore", invalid="ignore"):
         power = np.where(size > 0, np.clip(np.floor(np.log10(size)), -290, 290), 0.0)
@@ -248,8 +248,8 @@ class PlannedChart:
 
     @property
     def columns(self) -> list[str]:
-        """Those that the chart is drawn from."""
-        return [name for each in self.lines for name in (each.column, each.low, each.high) if name]
+        """The columns that the chart is drawn from."""
+        return [name for line in self.lines for name in (line.column, line.low, line.high) if name]
 
 
 @dataclass(frozen=True)
@@ -262,7 +262,7 @@ class RunCharts:
     others: list[PlannedChart] = field(default_factory=list)
 
     def by_key(self) -> dict[str, PlannedChart]:
-        """All of them."""
+        """All charts by their key."""
         return {plan.key: plan for plan in (*self.curves, *self.parts, *self.times, *self.others)}
 
 
@@ -320,7 +320,7 @@ def main_chart(record: RunRecord) -> PlannedChart:
         for tone, metric in enumerate(kind.main, 1)
     )
     held_out = gain[0] if gain is not None and record.evals else ""
-    names = [*([f"held-out {words(held_out)}"] if held_out else ()), *(each.name for each in lines)]
+    names = [*([f"held-out {words(held_out)}"] if held_out else ()), *(line.name for line in lines)]
     title = " and ".join(names[:2])
     return PlannedChart("main", f"{title[:1].upper()}{title[1:]}", "", lines, is_wide=True, evals=held_out)
 
@@ -348,7 +348,7 @@ def _part_charts(names: Sequence[str]) -> list[PlannedChart]:
 
 
 def _time_charts(record: RunRecord, names: Sequence[str]) -> list[PlannedChart]:
-    """Where the time of each step went, one phase upon the other."""
+    """Charts of where the time of each step went, with the phases stacked."""
     phases = [name.removeprefix("seconds/") for name in names if name.startswith("seconds/")]
     spent = {phase: record.totals.seconds.get(phase, 0.0) for phase in phases}
     listed = [phase for phase, _ in ordered(spent)]
@@ -396,7 +396,7 @@ def _drawn(plan: PlannedChart, points: Mapping[str, SeriesPoints], evals: Sequen
     lines = _stacked(plan, points) if plan.is_stacked else _lines(plan, points)
     if plan.evals:
         lines = [*held_out_lines(evals, plan.evals), *lines]
-    values = [value for each in lines for value in each["y"] if value is not None]
+    values = [value for line in lines for value in line["y"] if value is not None]
     if not values:
         return None
     is_single = not plan.is_wide and len(plan.lines) == 1
@@ -411,7 +411,7 @@ def _drawn(plan: PlannedChart, points: Mapping[str, SeriesPoints], evals: Sequen
     if plan.is_stacked:
         spec["y"]["min"] = 0
     shown = [value for value in points[plan.lines[0].column].y if value is not None]
-    intervals = "95% intervals" if any(each.get("marked") and each.get("low") for each in lines) else ""
+    intervals = "95% intervals" if any(line.get("marked") and line.get("low") for line in lines) else ""
     units = (plan.unit, "log scale" if log else "", intervals)
     return Figure(
         plan.title,
@@ -456,7 +456,7 @@ def _lines(plan: PlannedChart, points: Mapping[str, SeriesPoints]) -> list[Chart
 
 
 def _stacked(plan: PlannedChart, points: Mapping[str, SeriesPoints]) -> list[ChartSeries]:
-    """Each line on top of those before it; `own` is what it is by itself."""
+    """Each line stacked on those before it; `own` is its value by itself."""
     steps = sorted({x for planned in plan.lines for x in points[planned.column].x})
     below = [0.0] * len(steps)
     stacked: list[ChartSeries] = []
@@ -483,15 +483,17 @@ def held_out_lines(evals: Sequence[EvalRecord], metric: str) -> list[ChartSeries
 
 
 def evaluation_line(
-    name: str, evaluations: Evaluations, tone: int, place: Callable[[float], float] = float
+    name: str, evaluations: Evaluations, tone: int, x_of_step: Callable[[float], float] = float
 ) -> ChartSeries:
-    """Evaluations with their 95% intervals where they are known, and the best of several marked; `place` is where a
-    step stands on the horizontal axis."""
-    measured, estimates = evaluations.measured, [each.estimate for each in evaluations.measured]
+    """Evaluations with their 95% intervals where they are known, and the best of several marked.
+
+    `x_of_step` gives the horizontal position of a step.
+    """
+    measured, estimates = evaluations.measured, [point.estimate for point in evaluations.measured]
     look: dict[str, Any] = {"marked": True}
     if any(estimate is not None for estimate in estimates):
         look["low"] = [None if estimate is None else estimate.low for estimate in estimates]
         look["high"] = [None if estimate is None else estimate.high for estimate in estimates]
     if evaluations.best is not None and len(measured) > 1:
-        look["best"] = [place(evaluations.best.step), evaluations.best.value]
-    return line(name, [(place(each.step), each.value) for each in measured], tone, **look)
+        look["best"] = [x_of_step(evaluations.best.step), evaluations.best.value]
+    return line(name, [(x_of_step(point.step), point.value) for point in measured], tone, **look)

@@ -79,7 +79,7 @@ def _card(turn: Mapping[str, Any], seconds: float) -> TurnCard:
         notes.append(LIMITS[str(turn["ended"])])
     if is_policy and seconds:
         notes.append(f"answered in {number(seconds)} s")
-    errors = tuple(str(each) for each in turn.get("errors") or ())
+    errors = tuple(str(error) for error in turn.get("errors") or ())
     return TurnCard(str(turn.get("role")), str(turn.get("text") or ""), tuple(notes), errors, is_policy)
 
 
@@ -224,8 +224,8 @@ def evaluation_section(run: RunRecord) -> dict[str, Any] | None:
 def calibration_tenths(result: Mapping[str, float]) -> list[tuple[float, float, int]]:
     """(how sure, how often right, rows) of each tenth that holds rows, the least sure first."""
     tenths = []
-    for place in sorted({name.rpartition("/")[0] for name in result if TENTHS in name}):
-        sure, right, rows = (result.get(f"{place}/{key}") for key in ("sure", "right", "rows"))
+    for prefix in sorted({name.rpartition("/")[0] for name in result if TENTHS in name}):
+        sure, right, rows = (result.get(f"{prefix}/{key}") for key in ("sure", "right", "rows"))
         if sure is not None and right is not None and rows is not None and math.isfinite(sure + right + rows):
             tenths.append((sure, right, int(rows)))
     return tenths
@@ -260,7 +260,7 @@ def length_figure(result: Mapping[str, float]) -> Figure | None:
 
 
 def phases(run: RunRecord) -> list[LegendEntry]:
-    """Where the time of the run went, with the parts of a bar."""
+    """The phases of the run with their seconds and the segments of a bar."""
     spent = ordered(run.seconds())
     covered = sum(took for _, took in spent)
     rest = run.wall_seconds() - covered
@@ -381,7 +381,7 @@ def count_table(totals: StepTotals) -> PageTable | None:
     if not counts:
         return None
     samples = counts.get("samples", 0)
-    shares = ("truncated", "unscorable", "failed_episodes", *(f"ended_by_{each}" for each in StopReason))
+    shares = ("truncated", "unscorable", "failed_episodes", *(f"ended_by_{reason}" for reason in StopReason))
     rows = [
         (words(name), f"{count:,}", number(count / num_steps), percent(count / samples) if name in shares else "")
         if samples

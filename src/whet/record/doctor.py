@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from whet.record.evaluations import with_size
+from whet.record.flat_rows import ThinnedLog
+from whet.record.health.diagnosis import rules_of
 from whet.record.health.finding import ACTIONS, FindingSpan, HealthFinding, recorded_finding
 from whet.record.health.history import RECENT
-from whet.record.health.registry import rules_of
 from whet.record.health.story import Story, story_of
 from whet.record.log import (
     METRICS,
@@ -26,7 +27,6 @@ from whet.record.log import (
     read_summary,
     recorded_line,
 )
-from whet.record.rows import ThinnedLog
 from whet.record.run import MOST_BETWEEN, RunRecord, StepTotals
 from whet.record.run_folder import is_locked
 from whet.record.text import count_of
@@ -64,7 +64,7 @@ class DoctorReport:
         return self.story.state not in ("failed", "problem")
 
     def values(self) -> dict[str, Any]:
-        """As JSON."""
+        """The findings as JSON."""
         return {
             **{name: getattr(self, name) for name in ("folder", "title", "method", "status", "kind", "step")},
             "total_steps": self.total_steps,
@@ -238,5 +238,5 @@ def _wrapped(label: str, text: str) -> list[str]:
 
 
 def _printable(line: str) -> str:
-    """Without what a terminal would take for a command: names in a record are anybody's."""
+    """A line without terminal control sequences: names in a record may be anybody's."""
     return "".join(character if character.isprintable() else "?" for character in line)

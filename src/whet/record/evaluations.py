@@ -62,7 +62,7 @@ class Measurement:
         return estimate_text(self.estimate, _is_share(self.metric))
 
     def is_better_than(self, other: Measurement) -> bool:
-        """By the value alone."""
+        """Whether the value alone is better, whatever noise explains."""
         return self.value < other.value if self.metric in LOWER_IS_BETTER else self.value > other.value
 
     def better_p(self, other: Measurement) -> float | None:
@@ -92,7 +92,7 @@ class Measurement:
         return [(before, after) for before, after in both if math.isfinite(before) and math.isfinite(after)]
 
     def values(self) -> dict[str, Any]:
-        """As JSON."""
+        """The point as JSON."""
         interval = self.estimate
         low, high = (None, None) if interval is None else (interval.low, interval.high)
         return {"step": self.step, "value": self.value, "low": low, "high": high}
@@ -114,7 +114,7 @@ class Evaluations:
 
     @property
     def last(self) -> Measurement | None:
-        """The newest one."""
+        """The newest evaluation."""
         return self.measured[-1] if self.measured else None
 
     @cached_property
@@ -134,7 +134,7 @@ class Evaluations:
 
     @cached_property
     def gain(self) -> int:
-        """From the first to the last evaluation, looked at once: 1 better, -1 worse, 0 within noise or not known."""
+        """The change from the first to the last evaluation: 1 better, -1 worse, 0 within noise or unknown."""
         if len(self.measured) < 2:
             return 0
         better, worse = (self.measured[end].better_p(self.measured[-1 - end]) for end in (-1, 0))
@@ -163,7 +163,7 @@ class Evaluations:
         return max(0, count)
 
     def values(self) -> dict[str, Any]:
-        """As JSON; empty without an evaluation."""
+        """The evaluations as JSON; empty without one."""
         if self.best is None or self.last is None:
             return {}
         return {
@@ -177,7 +177,7 @@ class Evaluations:
 
     @property
     def change(self) -> str:
-        """From the first to the last in words, with what noise explains and the best on the way; empty without one."""
+        """The change from the first to the last in words, with the noise and the best on the way; empty without one."""
         if self.last is None:
             return ""
         first, last, best = self.measured[0], self.measured[-1], self.best

@@ -1,9 +1,9 @@
 """What a run leaves on disk: append-only logs and a summary that is replaced whole.
 
 `metrics.jsonl` has one line per step and one per evaluation, `samples.jsonl` one line per recorded sample,
-`tokens.jsonl` what became of the tokens of those samples (`whet.record.tokens`), `run.json` the summary. The trainer
-stores `RunRecorder.position()` in each checkpoint and calls `cut_back` when it resumes, so a run that was killed and
-resumed leaves the same lines as one that was not, but for `seconds`.
+`tokens.jsonl` what became of the tokens of those samples (`whet.record.recorded_tokens`), `run.json` the summary. The
+trainer stores `RunRecorder.position()` in each checkpoint and calls `cut_back` when it resumes, so a run that was
+killed and resumed leaves the same lines as one that was not, but for `seconds`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, TypeGuard
 
+from whet.record.recorded_tokens import TokenSettings, token_lines
 from whet.record.run_folder import write_atomically
-from whet.record.tokens import TokenSettings, token_lines
 from whet.types import Prompt, Sample, StepReport, Turn, WhetError
 
 logger = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ def cut_back(folder: Path | str, position: Mapping[str, Mapping[str, Any]]) -> N
 
 
 def log_ends(folder: Path | str, position: Mapping[str, Mapping[str, Any]]) -> dict[Path, int]:
-    """Where the lines of a position end in each log; an error where they are not those that the run wrote."""
+    """The byte at which a recorded position ends in each log; an error where the lines are not those the run wrote."""
     ends = {}
     for name in LOGS:
         path, wanted = Path(folder) / name, position.get(name) or LogDigest().values()
@@ -156,14 +156,14 @@ class RunRecorder:
         self._append(METRICS, [eval_line(EvalRecord(step, name, result, seconds, size, scores or {}))])
 
     def save_failed(self, step: int, reason: str) -> None:
-        """In the summary: no line of the log, which is the same for equal runs, may tell of one run's disk."""
+        """Note the refused save in the summary: the logs of equal runs must not differ by one run's disk."""
         failures = [*self._summary.get("save_failures", []), f"step {step}: {reason}"]
         self._summary["save_failures"] = failures[-MOST_FAILURES:]
         with contextlib.suppress(OSError):  # the disk is what failed: the end of the run writes it again
             replace_summary(self.folder, self._summary)
 
     def finished(self, summary: Mapping[str, Any]) -> None:
-        """The last write of a run: whoever finds it finished finds everything else."""
+        """Write the summary of a finished run, last of all: whoever reads it finds everything else."""
         self._summary = {**self._summary, "status": "finished", **summary}
         self.sync()
         replace_summary(self.folder, self._summary)
@@ -182,9 +182,9 @@ class RunRecorder:
 
     def lost(self) -> str | None:
         """What is no longer where the run wrote it: its folder or a log was deleted, moved or replaced; else None."""
-        for path, place in self._places.items():
+        for path, status in self._places.items():
             try:
-                if not os.path.samestat(place, path.stat()):
+                if not os.path.samestat(status, path.stat()):
                     return str(path)
             except OSError:
                 return str(path)
@@ -296,7 +296,7 @@ def _episode_fields(sample: Sample) -> dict[str, Any]:
 
 
 def _turn_fields(turn: Turn) -> dict[str, Any]:
-    """Who spoke and what; the rest only where there is something to say."""
+    """The speaker and text of a turn; other fields only where they say something."""
     fields: dict[str, Any] = {"role": turn.role, "text": turn.text, "tokens": turn.stop - turn.start}
     if turn.reward is not None:
         fields["reward"] = _finite(turn.reward)
@@ -317,7 +317,7 @@ def recorded_samples(samples: Sequence[tuple[Prompt, Sample]], samples_per_step:
 
 
 def recorded_places(samples: Sequence[tuple[Prompt, Sample]], samples_per_step: int) -> list[int]:
-    """Where the samples of the first groups are and, wherever they are, the best and the worst; in order."""
+    """The indices of the samples to record: those of the first groups, and the best and the worst wherever they are."""
     if samples_per_step == 0:
         return []
     first = list(dict.fromkeys(prompt.id for prompt, _ in samples))[:samples_per_step]
@@ -381,7 +381,7 @@ def last_lines(path: Path, key: Callable[[Mapping[str, Any]], Any], block: int =
         start = max(0, size - block)
         with path.open("rb") as log:
             log.seek(start)
-            lines = log.read(size - start).split(b"\n")[:-1]  # behind the last newline is nothing, or a torn line
+            lines = log.read(size - start).split(b"\n")[:-1]  # after the last newline is nothing, or a torn line
         tail: list[dict[str, Any]] = []
         for text in reversed(lines[1:] if start else lines):
             try:
@@ -400,9 +400,9 @@ def last_lines(path: Path, key: Callable[[Mapping[str, Any]], Any], block: int =
 def readable_rows(path: Path, row: Callable[[dict[str, Any]], dict[str, Any] | None]) -> list[dict[str, Any]]:
     """What `row` makes of the lines of a log, None left out; a line that is damaged is passed over, with a warning."""
     rows, num_damaged = [], 0
-    for place, text in raw_lines(path):
+    for where, text in raw_lines(path):
         try:
-            made = row(json_object(place, text))
+            made = row(json_object(where, text))
         except (WhetError, KeyError, TypeError, ValueError, AttributeError):
             num_damaged += 1
         else:
@@ -422,18 +422,18 @@ def raw_lines(path: Path) -> Iterator[tuple[str, bytes]]:
                     yield f"{path}:{number}", text
 
 
-def json_object(place: str, text: bytes) -> dict[str, Any]:
-    """What a line of a log holds; `place` names it in the error."""
+def json_object(where: str, text: bytes) -> dict[str, Any]:
+    """What a line of a log holds; `where` names it in the error."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        raise WhetError(f"{place} is not a JSON object; delete the line or restore the file")
+        raise WhetError(f"{where} is not a JSON object; delete the line or restore the file")
     return value
 
 
-def step_sums(place: str, text: bytes) -> dict[str, Any]:
+def step_sums(where: str, text: bytes) -> dict[str, Any]:
     """`step`, `counts`, `health` and `seconds` of a step's line: a fifth of the time that reading all of it takes.
 
     Rewards and metrics, which are most of it, are passed over. A line that is not as `step_line` writes it
@@ -444,14 +444,14 @@ def step_sums(place: str, text: bytes) -> dict[str, Any]:
     seconds = text[text.rfind(b', "seconds": {') + 1 :]
     try:
         if not (reward and spread and head.startswith(b'{"step": ') and text.endswith(b"}}\n")):
-            return json_object(place, text)
+            return json_object(where, text)
         return json.loads(head + b', "health": ' + health + b"," + seconds)  # type: ignore[no-any-return]
     except ValueError:
-        return json_object(place, text)
+        return json_object(where, text)
 
 
 def _lines_and_ends(path: Path, most: int | None = None) -> Iterator[tuple[dict[str, Any], int]]:
-    """Each complete line, at most so many, and where it ends."""
+    """At most `most` complete lines, each with the byte at which it ends."""
     if most == 0 or not path.exists():
         return
     if not path.is_file():
@@ -510,7 +510,7 @@ def recorded(line: Mapping[str, Any]) -> StepReport | EvalRecord | None:
         counts=counts,
         reward=_numbers(line.get("reward")),
         metrics=_numbers(line.get("metrics")),
-        health=tuple(str(each)[:LONGEST_FINDING] for each in findings),
+        health=tuple(str(finding)[:LONGEST_FINDING] for finding in findings),
         seconds=seconds,
         spread={name: _numbers(values) for name, values in spread.items()} if isinstance(spread, dict) else {},
         timeline=tuple(map(tuple, filter(_is_span, timeline))) if isinstance(timeline, list) else (),
@@ -540,7 +540,7 @@ def _is_expected(name: str, value: Any) -> bool:
 def _checked(name: str, value: Any) -> Any:
     if name not in ("seconds", "before", "after") or value is None:
         return value
-    return {key: _finite(each) for key, each in _numbers(value).items()}
+    return {key: _finite(number) for key, number in _numbers(value).items()}
 
 
 def _is_count(value: Any) -> TypeGuard[int]:
@@ -561,15 +561,15 @@ def _numbers(values: Any) -> dict[str, float]:
         return {}
     if set(map(type, values.values())) == {float}:  # nearly always
         return values
-    known = {name: each for name, each in values.items() if each is None or _is_number(each)}
-    return {name: math.nan if each is None else each for name, each in known.items()}
+    known = {name: value for name, value in values.items() if value is None or _is_number(value)}
+    return {name: math.nan if value is None else value for name, value in known.items()}
 
 
 def _numbers_in(values: Any) -> list[float]:
     """What each prompt scored, NaN where it could not be scored; empty where these are not scores."""
-    if not isinstance(values, list) or not all(each is None or type(each) in (int, float) for each in values):
+    if not isinstance(values, list) or not all(value is None or type(value) in (int, float) for value in values):
         return []
-    return [each if each is not None and _is_number(each) else math.nan for each in values]
+    return [value if value is not None and _is_number(value) else math.nan for value in values]
 
 
 def _open_log(path: Path) -> BinaryIO:

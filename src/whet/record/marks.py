@@ -31,7 +31,7 @@ LONGEST_NOTE = 10_000  # characters
 
 @dataclass(frozen=True)
 class SampleMark:
-    """What somebody said of a sample."""
+    """A mark or note that a person gave a sample."""
 
     id: str
     mark: str | None  # one of MARKS; None: taken back
@@ -54,21 +54,21 @@ class ReviewAgreement:
         return self.agreed / self.marked if self.marked else math.nan
 
 
-def checked_mark(place: str, row: Mapping[str, Any]) -> dict[str, Any]:
+def checked_mark(where: str, row: Mapping[str, Any]) -> dict[str, Any]:
     """The row with its mark; an error that names the place where it is none."""
     mark = row.get("mark")
     if mark is not None and mark not in ("", *MARKS):
         shown = json.dumps(mark, ensure_ascii=False)[:LONGEST_SHOWN]
         expected = ", ".join(f'"{choice}"' for choice in MARKS)
-        raise WhetError(f"{place}: mark is {shown}; write {expected} or null")
+        raise WhetError(f"{where}: mark is {shown}; write {expected} or null")
     if not isinstance(row.get("note", ""), str | None):
         shown = json.dumps(row["note"], ensure_ascii=True)[:LONGEST_SHOWN]
-        raise WhetError(f"{place}: note is {shown}; write text in quotes")
+        raise WhetError(f"{where}: note is {shown}; write text in quotes")
     return {**row, "mark": mark or None}
 
 
 def append_marks(folder: Path | str, marks: Sequence[SampleMark]) -> None:
-    """Add what was said. A line that a crash tore is cut first; a link is not followed."""
+    """Append marks. A line that a crash tore is cut first; a link is not followed."""
     path = Path(folder) / MARKS_LOG
     lines = [
         json.dumps({"id": mark.id, "mark": mark.mark, "note": mark.note, "at": round(time.time(), 3)}) + "\n"
@@ -100,7 +100,7 @@ def append_marks(folder: Path | str, marks: Sequence[SampleMark]) -> None:
 
 
 def read_sample_marks(folder: Path | str) -> dict[str, SampleMark]:
-    """The last word about each sample that somebody marked, by its id; no file, no marks."""
+    """The last mark of each sample that a person marked, by its id; empty without a file."""
     path = Path(folder) / MARKS_LOG
     marks: dict[str, SampleMark] = {}
     for position, text in _lines(path):

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from whet.record.evaluations import Evaluations, evaluations_of, with_size
+from whet.record.flat_rows import ThinnedLog
+from whet.record.health.diagnosis import finding_spans, findings
 from whet.record.health.finding import FindingSpan, HealthFinding
 from whet.record.health.history import known_settings
-from whet.record.health.registry import finding_spans, findings
 from whet.record.health.story import RunEnding, Story, story_of
 from whet.record.log import (
     METRICS,
@@ -29,7 +30,6 @@ from whet.record.log import (
     step_reports,
     step_sums,
 )
-from whet.record.rows import ThinnedLog
 from whet.record.run_folder import ERROR_LOG, JOURNAL, status_of
 from whet.record.run_kinds import RL, RunKind, kind_of
 from whet.record.text import duration, headline, metric_text, words
@@ -89,7 +89,7 @@ class RunRecord:
 
     @property
     def status(self) -> str:
-        """As run.json has it; one that says it is running and whose lock is free was interrupted."""
+        """The status in run.json; a run that claims to be running but whose lock is free was interrupted."""
         return status_of(self.folder, self.summary)
 
     @property
@@ -104,7 +104,7 @@ class RunRecord:
 
     @property
     def num_steps(self) -> int:
-        """The last step reached."""
+        """The number of the last recorded step."""
         return self.steps[-1].step if self.steps else 0
 
     @property
@@ -115,7 +115,7 @@ class RunRecord:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """What health rules look at besides its steps, by name; of a run of an older version nothing is known."""
+        """The settings that health rules read, by name; empty for a run of an older version."""
         return known_settings(self.summary)
 
     def config_values(self) -> dict[str, Any]:
@@ -138,11 +138,11 @@ class RunRecord:
         return story_of(self.finding_spans() if spans is None else spans, self.evaluations(), self.ending())
 
     def ending(self) -> RunEnding:
-        """How it stands: its status, its error, and what its folder says about it."""
+        """The run's status, its error, and other signs in its folder of how it ended."""
         return ending_of(self.folder, self.summary, self.num_steps)
 
     def seconds(self) -> dict[str, float]:
-        """Where the time went: as summed up by the run, or by its logs where it never came to that."""
+        """Seconds by phase, as the run summed them up or, where it never came to that, from its logs."""
         summed = self.summary.get("seconds")
         if summed:
             return {phase: float(took) for phase, took in summed.items() if took}
@@ -151,7 +151,7 @@ class RunRecord:
         return {**phases, "evaluate": evaluating} if evaluating else phases
 
     def wall_seconds(self) -> float:
-        """From its start to its end, or the sum of its phases where the end is not known."""
+        """Seconds from start to end, or the sum of the phases where the end is not known."""
         started, finished = self.summary.get("started"), self.summary.get("finished")
         if started is not None and finished is not None and finished >= started:
             return float(finished) - float(started)
@@ -162,7 +162,7 @@ class RunRecord:
         return int(self.summary.get("tokens") or self.totals.counts.get("tokens", 0))
 
     def evaluations(self) -> Evaluations:
-        """Its evaluations by their headline metric, with intervals."""
+        """The run's evaluations by their headline metric, with intervals."""
         return evaluations_of(self.evals, self.kind.evals)
 
     def gain(self) -> tuple[str, float | None, float | None] | None:
@@ -211,7 +211,7 @@ def read_run(folder: Path | str, summary: Mapping[str, Any] | None = None) -> Ru
 
 
 def ending_of(folder: Path, summary: Mapping[str, Any], step: int) -> RunEnding:
-    """How a run stands. A sample that was being scored when the process went is in a file that outlives it."""
+    """How the run in a folder ended, including the sample it was scoring when it was killed."""
     status = status_of(folder, summary)
     was_killed = status == "interrupted" and summary.get("status") in (None, "", "running")
     details = []

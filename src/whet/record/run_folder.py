@@ -30,14 +30,14 @@ logger = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def claimed_place(
-    given: str, name: str, config: str, before_config: Sequence[str], refuse_used: Callable[[Path], None]
+    path: str, name: str, config: str, before_config: Sequence[str], refuse_used: Callable[[Path], None]
 ) -> Iterator[Path]:
-    """The folder `given`, or the next free one for `name`, made and locked; `refuse_used` raises where it is not free.
+    """The folder `path`, or the next free one for `name`, made and locked; `refuse_used` raises where it is not free.
 
     What is made there has begun when the file `config` is there. What a killed process left before that,
     `before_config`, is cleared away, but only where the folder was empty when whet came.
     """
-    folder, made = _new_folder(Path(given)) if given else _next_folder(name)
+    folder, made = _new_folder(Path(path)) if path else _next_folder(name)
     is_ours = False
     try:
         with locked(folder, new=True) as lock:
@@ -101,7 +101,7 @@ def _next_folder(name: str) -> tuple[Path, list[Path]]:
 
 
 def discard(folder: Path) -> None:
-    """Remove what a run wrote that has not done a step: whoever holds the lock gives the folder back."""
+    """Remove what a run wrote before its first step, so that the folder can be used again."""
     for path in folder.iterdir():
         if path.name != LOCK:
             remove(path)
@@ -218,7 +218,7 @@ def _taken_lock(folder: Path, new: bool) -> FolderLock:
 
 
 def _go_on_unlocked(folder: Path, error: OSError) -> None:
-    """Where the file system has no locks, training is refused, unless the user takes care of it himself."""
+    """Warn or refuse where the file system has no locks: training needs them unless the user opts out."""
     if os.environ.get(NO_LOCKS) != "1":
         raise WhetError(
             f"{folder}: its file system has no file locks ({error.strerror}), so a second process could train into the "

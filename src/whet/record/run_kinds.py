@@ -53,7 +53,7 @@ def leaves(step: StepReport) -> float | None:
 
 
 def shared(step: StepReport) -> float | None:
-    """Of the tokens of all leaves, the share that was not written again; None where no episode may branch."""
+    """The share of leaf tokens that branching saved from being written again; None where no episode may branch."""
     saved, written = step.counts.get("shared_tokens"), step.counts.get("tokens", 0)
     return None if saved is None else saved / max(saved + written, 1)
 
@@ -69,7 +69,7 @@ def per_sample(name: str) -> Measure:
 
 
 def spent(step: StepReport) -> float | None:
-    """Completions drawn for the step, those that were left out included."""
+    """The completions drawn for the step, including those left out of training."""
     return step.counts.get("samples_spent")
 
 

@@ -31,6 +31,7 @@ class RolloutShape:
 
     @property
     def num_sequences(self) -> int:
+        """The number of completions of a step."""
         return self.num_prompts * self.group_size
 
     @property
@@ -70,6 +71,7 @@ class Anatomy:
 
     @property
     def used_weights(self) -> int:
+        """The weights a token is multiplied with: the trunk's and the head's."""
         return self.trunk_weights + self.head_weights
 
 
@@ -145,6 +147,7 @@ class Speed:
 
     @property
     def train_share(self) -> float:
+        """The share of the device's peak rate that training reached, 0 to 1."""
         return self.operations / self.train / self.rates[self.dtype]
 
 
@@ -207,5 +210,5 @@ def _line(head: str, value: str, about: str) -> str:
 
 
 def rate_text(rate: float) -> str:
-    """Operations per second."""
+    """A rate of operations per second as text."""
     return f"{number(rate / 1e12)} TFLOP/s" if rate >= 1e12 else f"{number(rate / 1e9)} GFLOP/s"

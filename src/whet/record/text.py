@@ -48,7 +48,7 @@ def percent(share: float | None) -> str:
 
 
 def count_of(count: int, noun: str) -> str:
-    """1 pair, 2 pairs."""
+    """A count with its noun: 1 pair, 2 pairs."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
@@ -118,7 +118,7 @@ def plain_metrics(result: Mapping[str, float]) -> dict[str, float]:
 
 
 def words(name: str) -> str:
-    """A metric's name as it is read."""
+    """A metric's name as people read it."""
     return name.replace("_", " ")
 
 
@@ -142,7 +142,7 @@ def saving_text(saving: Mapping[str, float]) -> str:
 
 
 def label(phase: str) -> str:
-    """A phase as it is read."""
+    """A phase's name as people read it."""
     return "start-up" if phase in ("start_up", "startup", "start") else phase.replace("_", " ")
 
 

@@ -51,7 +51,7 @@ class ScoreAhead(Generic[V]):
         self._lanes = {part.name: _Lane(part, judge) for part in parts if may_go_ahead(part.resolved_reward)}
 
     def begin(self, prompts: Sequence[Prompt]) -> Callable[[int, Sequence[Sample]], None]:
-        """Episodes to these prompts are about to be played; what is returned hears of each that is over."""
+        """Announce the prompts of the next episodes; the returned function hears of each that is over."""
         left = Counter(prompt.id for prompt in prompts)
         ended: dict[str, dict[int, list[tuple[Prompt, Sample]]]] = {}
 
@@ -188,14 +188,14 @@ class _Lane(Generic[V]):
             return [error] * len(rows)
 
     def take(self, samples: Sequence[Sample]) -> dict[int, V]:
-        """By place in the batch, what is known of these samples once nothing of theirs is on its way."""
+        """What is known of these samples, by index in the batch, once none of their calls is pending."""
         wanted = self._owed.intersection(map(id, samples))
-        since, said = time.monotonic(), False
+        since, reported = time.monotonic(), False
         with self._changed:
             while not wanted <= self._known.keys():
                 self._changed.wait(1.0)
-                if not said and time.monotonic() - since > PATIENCE:
-                    said = True
+                if not reported and time.monotonic() - since > PATIENCE:
+                    reported = True
                     self._say_waiting()
             places = [row for row, sample in enumerate(samples) if id(sample) in self._known]
             known = {row: self._known.pop(id(samples[row]))[1] for row in places}

@@ -38,8 +38,8 @@ def exact_answer(prompt: Prompt, completion: str, *, form: Form = "normal", any_
     gold = {changed(alternative) for alternative in alternatives}
     answers = {changed(answer) for answer in explicit_answers(completion)}
     # "x = 7" says \boxed{7} again, and a sentence says something about it
-    said = [changed(text) for text in said_after_marks(completion) if is_bare_value(text)]
-    later = {text for text in said if not any(answer in text for answer in answers)}
+    bare_values = [changed(text) for text in said_after_marks(completion) if is_bare_value(text)]
+    later = {text for text in bare_values if not any(answer in text for answer in answers)}
     return float(len(answers | later) == 1 and answers <= gold)
 
 
@@ -76,7 +76,7 @@ def explicit_answers(completion: str) -> list[str]:
 
 
 def said_after_marks(completion: str) -> list[str]:
-    """What "answer is" says after the last box or <answer>, as in `\\boxed{7} Actually the answer is 8.`"""
+    """The answers stated after the last box or <answer>, as in `\\boxed{7} Actually the answer is 8.`"""
     text = final_part(completion)
     last = max((match.end() for match in MARK.finditer(text)), default=None)
     return [] if last is None else after_phrase(text[last:])
@@ -137,7 +137,7 @@ def tagged(text: str) -> list[str]:
 
 
 def after_phrase(text: str) -> list[str]:
-    """What stands after each "answer is" or "answer:", to the end of the sentence or line."""
+    """The texts after each "answer is" or "answer:", to the end of the sentence or line."""
     texts = []
     for match in PHRASE.finditer(text):
         line = first_line(text[match.end() : match.end() + 1000].lstrip("* "))

@@ -49,7 +49,7 @@ OF_VERL = frozenset(("solution_str", "ground_truth", "data_source", "extra_info"
 
 @dataclass(frozen=True)
 class TrainerState:
-    """Where the training stands while a reward is called: what TRL's functions ask of `trainer_state`."""
+    """The state of training while a reward is called, with the fields TRL's functions ask of `trainer_state`."""
 
     global_step: int = 0  # steps done
     max_steps: int = 0  # of the run; 0: not known
@@ -74,7 +74,7 @@ class RewardCall:
         self.columns.setdefault(str(column), []).extend(values)
 
     def columns_of(self, reward: str, count: int) -> list[dict[str, Any]]:
-        """What was logged about each of so many samples."""
+        """The logged values of each sample, for `count` samples."""
         for name, values in self.columns.items():
             if len(values) != count:
                 raise RewardFailure(f"reward {reward!r} logged {len(values)} values of {name!r} for {count} samples")
@@ -135,7 +135,7 @@ class PerSample(RewardFunction):
         return self.function(*positional, **named)
 
     def _foreign(self, prompt: Prompt, sample: Sample) -> dict[str, Any]:
-        """Parameters of another trainer's."""
+        """Arguments that another trainer's reward functions take."""
         return {}
 
     def _scores(self, values: list[Any], call: RewardCall) -> list[Any]:
@@ -144,7 +144,7 @@ class PerSample(RewardFunction):
 
 
 class ComputeScore(PerSample):
-    """verl's function of one completion. It may return a dictionary: `score`, and what verl logs beside it."""
+    """A reward in verl's form, a function of one completion; it may return a dictionary: `score` and values to log."""
 
     def _foreign(self, prompt: Prompt, sample: Sample) -> dict[str, Any]:
         extra = prompt.meta.get("extra_info")
@@ -199,7 +199,7 @@ class Batched(RewardFunction):
         return scores_of(self._scores(values, call), self.name, prompts, samples)
 
     def _foreign(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> dict[str, Any]:
-        """Parameters of another trainer's."""
+        """Arguments that another trainer's reward functions take."""
         return {}
 
     def _scores(self, values: Any, call: RewardCall) -> Any:
@@ -429,7 +429,7 @@ def _is_required(parameter: inspect.Parameter) -> bool:
 
 
 def _arguments(
-    parameters: Sequence[inspect.Parameter], given: Mapping[str, Any], name: str, where: str
+    parameters: Sequence[inspect.Parameter], columns: Mapping[str, Any], name: str, where: str
 ) -> tuple[list[Any], dict[str, Any]]:
     positional: list[Any] = []
     named: dict[str, Any] = {}
@@ -438,11 +438,11 @@ def _arguments(
             continue
         if parameter.kind is parameter.VAR_KEYWORD:
             named_elsewhere = {*ABOUT, *(other.name for other in parameters)}
-            named |= {column: value for column, value in given.items() if column not in named_elsewhere}
+            named |= {column: value for column, value in columns.items() if column not in named_elsewhere}
             continue
-        if parameter.name not in given and _is_required(parameter):
-            raise _missing_column(parameter.name, given, name, where)
-        value = parameter.default if is_setting(parameter) else given.get(parameter.name, parameter.default)
+        if parameter.name not in columns and _is_required(parameter):
+            raise _missing_column(parameter.name, columns, name, where)
+        value = parameter.default if is_setting(parameter) else columns.get(parameter.name, parameter.default)
         if parameter.kind is parameter.POSITIONAL_ONLY:
             positional.append(value)
         else:
@@ -450,8 +450,8 @@ def _arguments(
     return positional, named
 
 
-def _missing_column(column: str, given: Mapping[str, Any], name: str, where: str) -> WhetError:
-    available = ", ".join(sorted(str(key) for key in given)) or "none"
+def _missing_column(column: str, columns: Mapping[str, Any], name: str, where: str) -> WhetError:
+    available = ", ".join(sorted(str(key) for key in columns)) or "none"
     return WhetError(
         f"reward {name!r} asks for the column {column!r}, which the data lacks ({where}); "
         f"available: {available}; rename the parameter, give it a default, or add the column"

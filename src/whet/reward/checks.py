@@ -9,7 +9,7 @@ verifier that never pays it.
 The same answer in other frames: what must not change a score, and whether it does.
 
 A reward that checks an answer gives the same score whatever stands around that answer: more text, other marks, nothing
-behind it. One that does not is paid by the frame, and a policy learns to write the frame.
+after it. One that does not is paid by the frame, and a policy learns to write the frame.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class RewardChecks:
             )
 
     def is_drawn(self, prompt: Prompt, sample: Sample) -> bool:
-        """Whether this sample is among the share that is checked; its text alone decides."""
+        """Whether this sample is among the share that is checked, decided by its text alone."""
         digest = hashlib.sha256(f"{prompt.id}\n{sample.completion}".encode(errors="replace")).digest()
         return int.from_bytes(digest[:4], "big") < self.share * 2**32
 

@@ -109,20 +109,20 @@ def _picked(answer: str, choices: Mapping[str, str]) -> str | None:
     match = HEAD.fullmatch(answer.strip())
     if match is None:
         return None
-    letter, said = match[1].upper(), match[2].strip().strip("*}$ ")
+    letter, rest = match[1].upper(), match[2].strip().strip("*}$ ")
     if choices and letter not in choices:
         return None
     # "A or B" and "A, B" are two answers, "a dog" is no letter
-    if re.match(r"(?:and|or|,|/|&)?\s*\(?[A-Z]\)?[.,]?$", said) or re.match(r"(?:and|or|&|/)\b", said):
+    if re.match(r"(?:and|or|,|/|&)?\s*\(?[A-Z]\)?[.,]?$", rest) or re.match(r"(?:and|or|&|/)\b", rest):
         return None
     others = [other for other, text in choices.items() if other != letter and text]
-    if any(word_form(choices[other]) == word_form(said) for other in others):
+    if any(word_form(choices[other]) == word_form(rest) for other in others):
         return None
     # "A dog" is a noun and its article, "A because ..." is a letter and a reason
-    if said and re.match(r"\W*[AI] [a-z]", answer) and not re.match(r"(?:because|since|as|which|is|for)\b", said):
-        return letter if word_form(said) == word_form(choices.get(letter, "")) else None
-    if said and answer.strip()[:1].islower() and not re.match(r"(?i)\W*(?:the|option|choice|answer|letter)", answer):
-        return letter if word_form(said) == word_form(choices.get(letter, "")) else None
+    if rest and re.match(r"\W*[AI] [a-z]", answer) and not re.match(r"(?:because|since|as|which|is|for)\b", rest):
+        return letter if word_form(rest) == word_form(choices.get(letter, "")) else None
+    if rest and answer.strip()[:1].islower() and not re.match(r"(?i)\W*(?:the|option|choice|answer|letter)", answer):
+        return letter if word_form(rest) == word_form(choices.get(letter, "")) else None
     return letter
 
 

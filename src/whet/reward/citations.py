@@ -60,7 +60,7 @@ def cited(text: str) -> list[tuple[Kind, str]]:
     citations += [("link", match[0].rstrip(".,;:!?")) for match in LINK.finditer(text)]
     for match in AUTHOR_INSIDE.finditer(body):
         matches = [AUTHOR.fullmatch(piece) for piece in match[1].split(";")]
-        citations += [("author", f"{one[1]} {one[2]}") for one in matches if one is not None]
+        citations += [("author", f"{match[1]} {match[2]}") for match in matches if match is not None]
     citations += [("author", f"{name} {year}") for name, year in AUTHOR_OUTSIDE.findall(body)]
     citations += [("tag", (match[3] or match[2]).strip()) for match in TAG.finditer(body)]
     return citations[:MOST]

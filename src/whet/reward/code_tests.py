@@ -585,16 +585,16 @@ def _check_parses(tests: str, prompt: Prompt) -> None:
         )
 
 
-def _cases(given: Any, prompt: Prompt, prelude: str, tolerance: float) -> PromptTests:
+def _cases(tests: Any, prompt: Prompt, prelude: str, tolerance: float) -> PromptTests:
     """Input and output pairs: of a function where one is named, of standard input and output otherwise."""
     entry = str(prompt.meta.get("entry_point") or prompt.meta.get("fn_name") or "")
     functional = bool(entry)
-    if isinstance(given, Mapping):
-        entry = str(given.get("fn_name") or entry)
+    if isinstance(tests, Mapping):
+        entry = str(tests.get("fn_name") or entry)
         functional = bool(entry)
-        inputs, outputs = given.get("inputs", given.get("input")), given.get("outputs", given.get("output"))
+        inputs, outputs = tests.get("inputs", tests.get("input")), tests.get("outputs", tests.get("output"))
     else:
-        rows = given if isinstance(given, list) else []
+        rows = tests if isinstance(tests, list) else []
         is_row = all(isinstance(row, Mapping) and "input" in row and "output" in row for row in rows)
         inputs = [row["input"] for row in rows] if is_row else None
         outputs = [row["output"] for row in rows] if is_row else None
@@ -603,7 +603,7 @@ def _cases(given: Any, prompt: Prompt, prelude: str, tolerance: float) -> Prompt
     is_paired = isinstance(inputs, list) and isinstance(outputs, list) and len(inputs) == len(outputs) and inputs
     if not is_paired or (functional and not entry):
         raise WhetError(
-            f"the tests of prompt {prompt.id!r} have no form that reward 'code_tests' knows ({str(given)[:80]}); give "
+            f"the tests of prompt {prompt.id!r} have no form that reward 'code_tests' knows ({str(tests)[:80]}); give "
             "a list of assertions, a program with an entry_point, or as many inputs as outputs"
         )
     assert isinstance(inputs, list) and isinstance(outputs, list)
@@ -615,11 +615,11 @@ def _cases(given: Any, prompt: Prompt, prelude: str, tolerance: float) -> Prompt
     return PromptTests(pairs=pairs, prelude=prelude, total=len(pairs))
 
 
-def _arguments(given: Any) -> list[Any]:
+def _arguments(inputs: Any) -> list[Any]:
     """The arguments of a call: a list as it is; text has one JSON value a line."""
-    if isinstance(given, str):
-        return [_json(line) for line in given.splitlines() if line.strip()]
-    return list(given) if isinstance(given, list | tuple) else [given]
+    if isinstance(inputs, str):
+        return [_json(line) for line in inputs.splitlines() if line.strip()]
+    return list(inputs) if isinstance(inputs, list | tuple) else [inputs]
 
 
 def _json(value: Any) -> Any:

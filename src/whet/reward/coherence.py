@@ -139,12 +139,12 @@ def english() -> English:
 
 
 def _well_spelled_share(words: Collection[str]) -> float:
-    """By letters: an endless word counts for its length."""
+    """The share of letters in well-spelled words: an endless word counts for its length."""
     return sum(len(word) for word in words if _is_well_spelled(word)) / sum(map(len, words))
 
 
 def _pronounceable_share(words: Collection[str]) -> float:
-    """By letters: words in which vowels and consonants take turns, more or less."""
+    """The share of letters in words whose vowels and consonants more or less alternate."""
     return sum(len(word) for word in words if _is_pronounceable(word)) / sum(map(len, words))
 
 

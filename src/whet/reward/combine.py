@@ -78,7 +78,7 @@ class Schedule:
         return low * (1 - share) + high * share
 
     def shared(self, num_steps: int) -> Schedule:
-        """The same schedule over shares of a run of so many steps; what lies behind its end is cut off."""
+        """The same schedule over shares of a run of so many steps; what comes after its end is cut off."""
         if self.over == "share":
             return self
         inside = [(step / num_steps, weight) for step, weight in self.points if step < num_steps]
@@ -337,7 +337,7 @@ def _check_cap(name: str, cap: tuple[float, float]) -> None:
 
 
 def _check_silence(parts: Sequence[RewardPart]) -> None:
-    """At every corner of a schedule some weight must speak; between corners the sum of the sizes is linear."""
+    """Refuse a schedule with a corner at which every weight is 0; between corners sums of sizes are linear."""
     corners = sorted({position for part in parts for position, _ in part.schedule.points} | {0.0})
     overs = {part.schedule.over for part in parts if isinstance(part.weight, Schedule)}
     if len(overs) > 1:

@@ -40,7 +40,7 @@ ROWS: Mapping[str, tuple[str, ...]] = {
     "efficiency": ("efficiency",),
     "environment": ("environment",),
     "format": ("agent_format", "think_format"),
-    "gym": ("gym_answer",),
+    "gym_answer": ("gym_answer",),
     "instructions": ("instructions",),
     "judge.reward": ("judge",),
     "language": ("language",),

@@ -96,29 +96,31 @@ def _compared(count: int, relation: str, bound: Any) -> bool:
     return count < int(bound) if relation == "less than" else count >= int(bound)
 
 
-def _forbidden(text: str, given: Mapping[str, Any]) -> bool:
-    return not any(re.search(rf"\b{re.escape(word)}\b", text, re.IGNORECASE) for word in given["forbidden_words"])
+def _forbidden(text: str, arguments: Mapping[str, Any]) -> bool:
+    return not any(re.search(rf"\b{re.escape(word)}\b", text, re.IGNORECASE) for word in arguments["forbidden_words"])
 
 
-def _keywords(text: str, given: Mapping[str, Any]) -> bool:
-    return all(re.search(re.escape(word), text, re.IGNORECASE) for word in given["keywords"])
+def _keywords(text: str, arguments: Mapping[str, Any]) -> bool:
+    return all(re.search(re.escape(word), text, re.IGNORECASE) for word in arguments["keywords"])
 
 
-def _frequency(text: str, given: Mapping[str, Any]) -> bool:
-    count = len(re.findall(re.escape(given["keyword"]), text, re.IGNORECASE))
-    return _compared(count, given["relation"], given["frequency"])
+def _frequency(text: str, arguments: Mapping[str, Any]) -> bool:
+    count = len(re.findall(re.escape(arguments["keyword"]), text, re.IGNORECASE))
+    return _compared(count, arguments["relation"], arguments["frequency"])
 
 
-def _letters(text: str, given: Mapping[str, Any]) -> bool:
-    return _compared(text.lower().count(given["letter"].lower()), given["let_relation"], given["let_frequency"])
+def _letters(text: str, arguments: Mapping[str, Any]) -> bool:
+    return _compared(
+        text.lower().count(arguments["letter"].lower()), arguments["let_relation"], arguments["let_frequency"]
+    )
 
 
-def _language(text: str, given: Mapping[str, Any]) -> bool:
-    return is_in_language(text, str(given["language"]))
+def _language(text: str, arguments: Mapping[str, Any]) -> bool:
+    return is_in_language(text, str(arguments["language"]))
 
 
 def is_in_language(text: str, code: str) -> bool:
-    """By script; languages that share one by their commonest words, where whet knows them. No letters: True."""
+    """Whether a text is in a language, by script, or by common words where scripts are shared. No letters: True."""
     scripts = Counter(
         unicodedata.name(letter, "").partition(" ")[0] for letter in NO_LANGUAGE.sub(" ", text) if letter.isalpha()
     )
@@ -135,8 +137,8 @@ def is_in_language(text: str, code: str) -> bool:
     return guess == code if code in KNOWN_BY_WORDS else guess not in KNOWN_BY_WORDS
 
 
-def _sentences(text: str, given: Mapping[str, Any]) -> bool:
-    return _compared(num_sentences(text), given["relation"], given["num_sentences"])
+def _sentences(text: str, arguments: Mapping[str, Any]) -> bool:
+    return _compared(num_sentences(text), arguments["relation"], arguments["num_sentences"])
 
 
 def num_sentences(text: str) -> int:
@@ -145,55 +147,57 @@ def num_sentences(text: str) -> int:
     return sum(any(map(str.isalnum, piece)) for piece in SENTENCE_END.split(plain))
 
 
-def _paragraphs(text: str, given: Mapping[str, Any]) -> bool:
+def _paragraphs(text: str, arguments: Mapping[str, Any]) -> bool:
     """Parted by ***; the first and the last may be empty, no other."""
     pieces = re.split(r"\s?\*\*\*\s?", text)
     if any(not piece.strip() for piece in pieces[1:-1]):
         return False
-    return sum(bool(piece.strip()) for piece in pieces) == given["num_paragraphs"]
+    return sum(bool(piece.strip()) for piece in pieces) == arguments["num_paragraphs"]
 
 
-def _words(text: str, given: Mapping[str, Any]) -> bool:
-    return _compared(len(WORD.findall(text)), given["relation"], given["num_words"])
+def _words(text: str, arguments: Mapping[str, Any]) -> bool:
+    return _compared(len(WORD.findall(text)), arguments["relation"], arguments["num_words"])
 
 
-def _first_word(text: str, given: Mapping[str, Any]) -> bool:
-    """So many paragraphs, parted by empty lines, and the first word of one of them."""
+def _first_word(text: str, arguments: Mapping[str, Any]) -> bool:
+    """Whether the text has so many paragraphs, parted by empty lines, and the nth begins with the word."""
     pieces = text.split("\n\n")
-    count, wanted = sum(bool(piece.strip()) for piece in pieces), int(given["nth_paragraph"])
-    if count != given["num_paragraphs"] or not 1 <= wanted <= len(pieces) or not pieces[wanted - 1].strip():
+    count, wanted = sum(bool(piece.strip()) for piece in pieces), int(arguments["nth_paragraph"])
+    if count != arguments["num_paragraphs"] or not 1 <= wanted <= len(pieces) or not pieces[wanted - 1].strip():
         return False
     word = pieces[wanted - 1].split()[0].lstrip("'\"")
-    return re.split(r"[.,?!'\"]", word)[0].lower() == str(given["first_word"]).lower()
+    return re.split(r"[.,?!'\"]", word)[0].lower() == str(arguments["first_word"]).lower()
 
 
-def _placeholders(text: str, given: Mapping[str, Any]) -> bool:
-    return len(re.findall(r"\[[^\]\n]*\]", text)) >= given["num_placeholders"]
+def _placeholders(text: str, arguments: Mapping[str, Any]) -> bool:
+    return len(re.findall(r"\[[^\]\n]*\]", text)) >= arguments["num_placeholders"]
 
 
-def _postscript(text: str, given: Mapping[str, Any]) -> bool:
-    marker = given["postscript_marker"]
+def _postscript(text: str, arguments: Mapping[str, Any]) -> bool:
+    marker = arguments["postscript_marker"]
     letters = r"\.?\s?".join(map(re.escape, marker.replace(".", "").replace(" ", "")))
     return re.search(rf"(?<!\w){letters}\b", text, re.IGNORECASE) is not None if letters else marker in text
 
 
-def _bullets(text: str, given: Mapping[str, Any]) -> bool:
+def _bullets(text: str, arguments: Mapping[str, Any]) -> bool:
     """Lines that begin with a hyphen, or with one asterisk."""
-    return len(re.findall(r"^\s*(?:\*[^*\n]|-).*$", text, re.MULTILINE)) == given["num_bullets"]
+    return len(re.findall(r"^\s*(?:\*[^*\n]|-).*$", text, re.MULTILINE)) == arguments["num_bullets"]
 
 
 def _constrained(text: str, _: Mapping[str, Any]) -> bool:
     return any(choice in text for choice in CHOICES)
 
 
-def _highlights(text: str, given: Mapping[str, Any]) -> bool:
-    """Between single or double asterisks; what is highlighted twice over counts once."""
+def _highlights(text: str, arguments: Mapping[str, Any]) -> bool:
+    """Whether enough text stands between single or double asterisks; what is highlighted twice counts once."""
     plain = re.sub(r"\*\*([^*\n]*)\*\*", lambda match: f"*{match[1]}*", text)
-    return sum(bool(highlight.strip()) for highlight in re.findall(r"\*([^*\n]*)\*", plain)) >= given["num_highlights"]
+    return (
+        sum(bool(highlight.strip()) for highlight in re.findall(r"\*([^*\n]*)\*", plain)) >= arguments["num_highlights"]
+    )
 
 
-def _sections(text: str, given: Mapping[str, Any]) -> bool:
-    return len(re.findall(rf"{re.escape(given['section_spliter'])}\s?\d+", text)) >= given["num_sections"]
+def _sections(text: str, arguments: Mapping[str, Any]) -> bool:
+    return len(re.findall(rf"{re.escape(arguments['section_spliter'])}\s?\d+", text)) >= arguments["num_sections"]
 
 
 def _json(text: str, _: Mapping[str, Any]) -> bool:
@@ -218,18 +222,18 @@ def _two_responses(text: str, _: Mapping[str, Any]) -> bool:
     return len(filled) == 2 and filled[0] != filled[1]
 
 
-def _repeated(text: str, given: Mapping[str, Any]) -> bool:
-    return text.strip().lower().startswith(given["prompt_to_repeat"].strip().lower())
+def _repeated(text: str, arguments: Mapping[str, Any]) -> bool:
+    return text.strip().lower().startswith(arguments["prompt_to_repeat"].strip().lower())
 
 
-def _end(text: str, given: Mapping[str, Any]) -> bool:
-    return text.strip().strip('"').lower().endswith(given["end_phrase"].strip().lower())
+def _end(text: str, arguments: Mapping[str, Any]) -> bool:
+    return text.strip().strip('"').lower().endswith(arguments["end_phrase"].strip().lower())
 
 
-def _capital_words(text: str, given: Mapping[str, Any]) -> bool:
+def _capital_words(text: str, arguments: Mapping[str, Any]) -> bool:
     """Words in capitals, those with a hyphen or an apostrophe being one."""
     count = sum(word.isupper() for word in re.findall(r"\w+(?:[-'\u2019]\w+)*", text))
-    return _compared(count, given["capital_relation"], given["capital_frequency"])
+    return _compared(count, arguments["capital_relation"], arguments["capital_frequency"])
 
 
 def _upper(text: str, _: Mapping[str, Any]) -> bool:

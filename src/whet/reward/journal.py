@@ -46,7 +46,7 @@ def note_call(reward: str, where: str) -> None:
 
 @contextlib.contextmanager
 def calls_noted() -> Iterator[None]:
-    """Calls of one reward; once they are over, the file says nothing of them."""
+    """Clear the note of the last call of a reward when the block ends."""
     try:
         yield
     finally:

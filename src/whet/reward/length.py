@@ -63,7 +63,7 @@ class CosineLength:
     name: str = "cosine_length"
 
     def prepare(self) -> None:
-        """Prepare the reward that says what is right."""
+        """Prepare the reward that tells right completions from wrong ones."""
         prepare = getattr(self.accuracy, "prepare", None)
         if callable(prepare):
             prepare()

@@ -33,8 +33,8 @@ class Unscorable(WhetError):
 def require_scorable(parts: Sequence[RewardPart], prompt: Prompt) -> None:
     """Raise where a part would stop the run when it meets this prompt: no answer, no tests, no such column."""
     if not any(part.scores_row(prompt) for part in parts) and any(part.rows not in ROW_KINDS for part in parts):
-        said = f"no reward is for prompt {prompt.id!r}, whose data_source is {prompt.meta.get('data_source')!r}"
-        raise Unscorable(f"{said}; give one for its rows, as NAME@SOURCE, or for all", "no reward is for the row")
+        reason = f"no reward is for prompt {prompt.id!r}, whose data_source is {prompt.meta.get('data_source')!r}"
+        raise Unscorable(f"{reason}; give one for its rows, as NAME@SOURCE, or for all", "no reward is for the row")
     for part in parts:
         if not part.scores_row(prompt):
             continue

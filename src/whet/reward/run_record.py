@@ -49,7 +49,7 @@ def write_version(folder: str | Path, parts: Sequence[RewardPart]) -> RewardVers
 
 
 def record_effect(folder: str | Path, reward_hash: str, ledger: str | Path | None = None) -> Effect:
-    """At the end of a run: what came of its reward, as a line in the ledger."""
+    """Add a line to the ledger at the end of a run: what came of its reward."""
     effect = run_effect(folder)
     try:
         note_effect(Path(ledger) if ledger else ledger_path(folder), reward_hash, effect)

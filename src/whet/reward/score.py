@@ -201,16 +201,20 @@ class Scorer:
     def _scored(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[Sample]:
         by_part = {part.name: self._verdicts(part, prompts, samples) for part in self.parts}
         totals = combined(
-            {name: [one.score for one in verdicts] for name, verdicts in by_part.items()},
+            {name: [verdict.score for verdict in verdicts] for name, verdicts in by_part.items()},
             self.parts,
             self.progress,
             [prompt.id for prompt in prompts],
         )
         scored = [
             sample.scored(
-                {name: one.score for name, one in verdicts.items() if one.score is not None and one.applies},
+                {
+                    name: verdict.score
+                    for name, verdict in verdicts.items()
+                    if verdict.score is not None and verdict.applies
+                },
                 totals[i],
-                {column: value for one in verdicts.values() for column, value in one.columns.items()},
+                {column: value for verdict in verdicts.values() for column, value in verdict.columns.items()},
             )
             for i, sample in enumerate(samples)
             if (verdicts := {name: of_part[i] for name, of_part in by_part.items()})
@@ -221,7 +225,7 @@ class Scorer:
         return scored
 
     def _verdicts(self, part: RewardPart, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[_Judged]:
-        """Those of a part on the rows that it is for, and 0 on the others."""
+        """The verdicts of a part on the rows it is for; 0 on the others."""
         chosen = [row for row, prompt in enumerate(prompts) if part.scores_row(prompt)]
         theirs, written = [prompts[row] for row in chosen], [samples[row] for row in chosen]
         verdicts = [_Judged(0.0)] * len(samples)
@@ -348,7 +352,7 @@ def _beside(reward: Reward) -> AbstractContextManager[None]:
 
 
 def _nothing() -> None:
-    """For a reward that keeps its own time."""
+    """Do nothing, for a reward that keeps its own time."""
 
 
 def _is_built_in(reward: Reward) -> bool:

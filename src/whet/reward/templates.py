@@ -78,7 +78,7 @@ def format_first(parts: Sequence[RewardPart], until: float = 0.2) -> tuple[Rewar
 def defended(
     parts: Sequence[RewardPart], names: Sequence[str], weight: float = 0.5, as_gates: bool = False
 ) -> tuple[RewardPart, ...]:
-    """The parts with defences (names of `whet.reward.defences`) behind them: as penalties of `weight` each, or as
+    """The parts with defences (names of `whet.reward.defences`) after them: as penalties of `weight` each, or as
     gates, where the first part counts nothing for a completion that one of them finds guilty.
 
     A part has one gate, so several gates stand in a row: each of them looks at the next.

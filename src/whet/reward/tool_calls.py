@@ -44,7 +44,10 @@ def tool_calls(
     if not gold or not calls:
         return float(not gold and not calls)
     loose = text == "loose" or (text == "as_gold" and any(call.has_choices for call in gold))
-    wanted = [replace(each, call=named(each.call, tools), schema=parameters_of(each.call.name, tools)) for each in gold]
+    wanted = [
+        replace(expected, call=named(expected.call, tools), schema=parameters_of(expected.call.name, tools))
+        for expected in gold
+    ]
     scores = [[_call_score(target, call, loose) for call in calls] for target in wanted]
     total = _in_order(scores) if ordered else _matched(scores)
     score = total / max(len(gold), len(calls))
@@ -94,19 +97,19 @@ def _gold_call(value: Any) -> _Wanted | None:
     return None
 
 
-def _call_score(wanted: _Wanted, given: ToolCall, loose: bool) -> float:
-    if wanted.call.name != given.name:
+def _call_score(wanted: _Wanted, call: ToolCall, loose: bool) -> float:
+    if wanted.call.name != call.name:
         return 0.0
-    names = dict.fromkeys([*wanted.call.arguments, *given.arguments])
+    names = dict.fromkeys([*wanted.call.arguments, *call.arguments])
     right = total = 0
     for name in names:
         allowed = wanted.allowed(name)
-        if name not in given.arguments:
+        if name not in call.arguments:
             # no allowed value at all: there is nothing to give
             total += not (wanted.has_choices and allowed is not None and ("" in allowed or not allowed))
             continue
         total += 1
-        value = given.arguments[name]
+        value = call.arguments[name]
         is_typed = not (wanted.has_choices and _is_float_for_int(wanted.schema.get(name), value))
         right += allowed is not None and is_typed and any(_equal(choice, value, loose) for choice in allowed)
     return 0.5 + 0.5 * (right / total if total else 1.0)
@@ -121,33 +124,33 @@ def _is_float_for_int(schema: Any, value: Any) -> bool:
     return isinstance(value, float) and schema.get("type") == "integer"
 
 
-def _equal(gold: Any, given: Any, loose: bool) -> bool:
+def _equal(gold: Any, answer: Any, loose: bool) -> bool:
     """Whether a value is the gold one: an int may stand for a float, a tuple for a list, never 1 for True."""
-    if isinstance(gold, bool) or isinstance(given, bool):
-        return gold is given
-    if isinstance(gold, int | float) and isinstance(given, int | float):
-        return gold == given
-    if isinstance(gold, str) and isinstance(given, str):
-        return _loose(gold) == _loose(given) if loose else gold == given
-    if isinstance(gold, list | tuple) and isinstance(given, list | tuple):
-        return len(gold) == len(given) and all(map(functools.partial(_equal, loose=loose), gold, given))
-    if isinstance(gold, Mapping) and isinstance(given, Mapping):
-        return _equal_mapping(gold, given, loose)
-    return gold is None and given is None
+    if isinstance(gold, bool) or isinstance(answer, bool):
+        return gold is answer
+    if isinstance(gold, int | float) and isinstance(answer, int | float):
+        return gold == answer
+    if isinstance(gold, str) and isinstance(answer, str):
+        return _loose(gold) == _loose(answer) if loose else gold == answer
+    if isinstance(gold, list | tuple) and isinstance(answer, list | tuple):
+        return len(gold) == len(answer) and all(map(functools.partial(_equal, loose=loose), gold, answer))
+    if isinstance(gold, Mapping) and isinstance(answer, Mapping):
+        return _equal_mapping(gold, answer, loose)
+    return gold is None and answer is None
 
 
-def _equal_mapping(gold: Mapping[Any, Any], given: Mapping[Any, Any], loose: bool) -> bool:
+def _equal_mapping(gold: Mapping[Any, Any], answer: Mapping[Any, Any], loose: bool) -> bool:
     """Key by key; where all gold values are lists, each may also be a list of allowed ones."""
     has_choices = bool(gold) and all(isinstance(value, list | tuple) for value in gold.values())
-    if not set(given) <= set(gold):
+    if not set(answer) <= set(gold):
         return False
     for key, value in gold.items():
-        if key not in given:
+        if key not in answer:
             if not (has_choices and "" in value):
                 return False
         elif not (
-            _equal(value, given[key], loose)
-            or (has_choices and any(_equal(choice, given[key], loose) for choice in value))
+            _equal(value, answer[key], loose)
+            or (has_choices and any(_equal(choice, answer[key], loose) for choice in value))
         ):
             return False
     return True

@@ -284,7 +284,7 @@ def _numpy_generator() -> Any:
 
 
 def _random_states_of_users(own: list[Any]) -> list[Any]:
-    """Where their random numbers went on from; at first those of the run, from a numpy generator of their own."""
+    """The random states from which users' code goes on: at first the run's, with a numpy generator of their own."""
     theirs = own if _random is None else _random
     if own[2] is None or theirs[2] not in (None, own[2]):
         return theirs

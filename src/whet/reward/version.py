@@ -281,7 +281,7 @@ def files_digest(files: Sequence[Path], path: Path) -> str:
 
 
 def _plain(text: str) -> str:
-    """Without what an editor or a checkout changes: line endings, and spaces at line ends."""
+    """The source without what an editor or a checkout changes: line endings, and spaces at line ends."""
     return "\n".join(line.rstrip() for line in text.splitlines()).strip()
 
 

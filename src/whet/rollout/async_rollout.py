@@ -69,7 +69,7 @@ class GroupWriter(Protocol):
         ...
 
     def close(self) -> None:
-        """End whatever writes."""
+        """Stop the writer and free what it holds."""
         ...
 
 

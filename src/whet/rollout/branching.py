@@ -29,7 +29,7 @@ HOW = (
 
 @dataclass(frozen=True)
 class Branching:
-    """Behind which turns an episode branches, and how far."""
+    """The turns after which an episode branches, and how far."""
 
     at: Literal["turns", "tool_calls", "entropy"]
     leaves: int = 4  # of an episode, at most
@@ -49,7 +49,7 @@ class Branching:
 
 
 def shared_out(leaves: int, count: int) -> list[int]:
-    """So many leaves among `count` branches, as evenly as it goes."""
+    """Divide so many leaves among `count` branches as evenly as possible."""
     return [leaves // count + (number < leaves % count) for number in range(count)]
 
 
@@ -67,7 +67,7 @@ def why_not(environment: Environment) -> str:
 
 
 def twin_of(environment: Environment) -> Environment:
-    """Another environment in the same state: by its own `fork`, else a deep copy."""
+    """A second environment in the same state, by its own `fork` or a deep copy."""
     fork = getattr(environment, "fork", None)
     made: Environment = fork() if callable(fork) else copy.deepcopy(environment)
     return made

@@ -42,6 +42,7 @@ class RolloutBuffer:
 
     @property
     def is_full(self) -> bool:
+        """Whether more groups wait than may be stale."""
         return len(self._waiting) > self.staleness
 
     def add(self, batch: RolloutBatch) -> None:
@@ -49,7 +50,7 @@ class RolloutBuffer:
         self._waiting.append(batch)
 
     def take(self) -> RolloutBatch:
-        """The oldest batch."""
+        """Remove and return the oldest batch."""
         return self._waiting.pop(0)
 
     def state(self) -> list[dict[str, Any]]:

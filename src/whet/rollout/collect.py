@@ -30,7 +30,7 @@ class Ahead(Protocol):
     """Judges completions before all of a batch are there, for the `Score` that comes with it."""
 
     def begin(self, prompts: Sequence[Prompt]) -> EpisodeEnded:
-        """Episodes to these prompts are about to be played; what is returned hears of each that is over."""
+        """Announce the prompts of the next episodes; the returned function hears of each that is over."""
         ...
 
     def take_spans(self) -> list[tuple[float, float]]:
@@ -39,7 +39,7 @@ class Ahead(Protocol):
 
 
 class GroupFilter(Protocol):
-    """Is a group worth training on? An objective's `keep` is one."""
+    """Decides whether a group is worth training on. An objective's `keep` is one."""
 
     refills: ClassVar[bool]
     grows: ClassVar[bool]
@@ -107,7 +107,7 @@ class Collector(Protocol):
         ...
 
     def close(self) -> None:
-        """End whatever writes in the background."""
+        """End the threads that write in the background."""
         ...
 
 
@@ -172,7 +172,7 @@ class RolloutCollector:
             return self._watch.check([sample for _, group in batch.groups for sample in group.samples])
 
     def close(self) -> None:
-        """Nothing runs between two steps."""
+        """Nothing to end: no work is pending between two steps."""
 
     def _sample_groups(
         self,
@@ -241,7 +241,7 @@ def draw_and_score(
 
 
 def spans_behind(reward: RewardContext) -> list[Span]:
-    """When rewards worked while something else went on."""
+    """The spans in which rewards worked while something else went on."""
     return [] if reward.ahead is None else [(BEHIND, start, end) for start, end in reward.ahead.take_spans()]
 
 
@@ -299,7 +299,9 @@ def draw_batch(
         rows = [row for row, _ in batch]
         greedy = sample_groups(rows, 1, replace(spec.sampling, temperature=0.0), (*seed, -1))
         num_samples += len(greedy)
-        batch = [(row, replace(group, greedy=one.samples[0])) for (row, group), one in zip(batch, greedy, strict=True)]
+        batch = [
+            (row, replace(group, greedy=drawn.samples[0])) for (row, group), drawn in zip(batch, greedy, strict=True)
+        ]
     return RolloutBatch(tuple(batch), tuple(visited), num_samples, rounds)
 
 

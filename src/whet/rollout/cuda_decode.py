@@ -203,7 +203,7 @@ class GraphBackend(SessionBackend):
             self.release()
 
     def _rows_that_fit(self, rows: int, tokens_per_row: float) -> int:
-        """At most `rows`, as many as there is memory for: keys and values of so many tokens each, and logits."""
+        """At most `rows`, or as many as memory has room for: their keys, values and logits."""
         logits = 2 * self._weights.sizes.vocabulary * self._weights.dtype.itemsize
         return rows_that_fit(rows, self._bytes_per_token * tokens_per_row + logits, self._free_bytes())
 
@@ -419,7 +419,7 @@ class GraphBackend(SessionBackend):
         return self._graphs[active, parts, how][0]
 
     def _step(self, active: int, work: Workspace) -> None:
-        """One token for every row; rows that are done keep nothing of it, and count no further."""
+        """Draw one token for every row; rows that are done keep nothing of it and count no further."""
         assert self._caches is not None
         rows = slice(0, active)
         count = self.log.counts(active)

@@ -158,7 +158,7 @@ class EpisodeWriter:
                 self.ended(number, index, written)
             if len(samples[number]) == size:
                 self._note()
-                self._results.put((number, [one for index in range(size) for one in samples[number][index]]))
+                self._results.put((number, [sample for index in range(size) for sample in samples[number][index]]))
 
         rows, began = [row for _, row in groups], time.monotonic()
         self._runner.play(

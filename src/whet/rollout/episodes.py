@@ -1,7 +1,7 @@
 """Episodes: the policy writes a turn, its environment answers, until one of them or a limit ends it.
 
 A single completion is the episode without an environment. The engine writes in the calling thread, always for whoever
-is ready; environments answer beside it (`whet.rollout.calls`). What the policy sampled is kept as it was sampled:
+is ready; environments answer beside it (`whet.rollout.call_pool`). What the policy sampled is kept as it was sampled:
 answers are rendered and appended as tokens (`whet.data.turns`), and nothing is tokenised again.
 
 The engine writes whatever can be written. It waits for answers only where that costs next to nothing (`_Patience`), so
@@ -38,7 +38,7 @@ from whet.protocols import Engine, Environment
 from whet.registry import error_text
 from whet.rollout.answers import BadAnswer, initial_observation_of, reward_of, step_result_of
 from whet.rollout.branching import Branching, TurnReplay, shared_out, twin_of
-from whet.rollout.calls import CallBundle, CallPool, DrivenCall
+from whet.rollout.call_pool import CallBundle, CallPool, DrivenCall
 from whet.rollout.episode_runner import EpisodeEnded, PlayNotes
 from whet.rollout.expert_log import joined_experts
 from whet.rollout.scheduler import joined_support
@@ -68,10 +68,10 @@ MOST_FAILURES = 20  # failures in words that are kept for the report
 
 @dataclass(frozen=True)
 class EpisodeLimits:
-    """Where an episode ends that does not end by itself. A turn has the sampling's `max_new_tokens`."""
+    """The limits that end an episode which does not end by itself. A turn has the sampling's `max_new_tokens`."""
 
     max_turns: int = 8
-    max_tokens: int = 0  # behind the first prompt, completions and answers; 0: what the context leaves
+    max_tokens: int = 0  # after the first prompt, completions and answers; 0: what the context leaves
     step_seconds: float = 60.0  # for one answer of the environment
     seconds: float = 600.0  # for the whole episode
 
@@ -84,7 +84,7 @@ class _Tree:
     num_open: int = 1
 
     def samples(self) -> tuple[Sample, ...]:
-        """Of all branches, in an order that does not depend on time, with the draws that their turns came from."""
+        """The samples of all branches, in an order that does not depend on time, with the draws behind their turns."""
         ordered = [self.leaves[branch] for branch in sorted(self.leaves)]
         numbers: dict[object, int] = {}
         for _, draws in ordered:
@@ -153,7 +153,7 @@ class _Episode:
 
     @property
     def last_turn(self) -> int:
-        """Where the policy's newest turn stands among the turns."""
+        """The index of the policy's newest turn."""
         return max(number for number, turn in enumerate(self.turns) if turn.role == "assistant")
 
     def twin(self, environment: Environment, key: int, branch: int) -> _Episode:
@@ -267,7 +267,7 @@ class EnvironmentRunner:
         return [[sample for leaves in group for sample in leaves] for group in whole]
 
     def _equip(self, episode: _Episode) -> None:
-        """An environment of its own."""
+        """Give the episode an environment."""
         assert self._make is not None
         try:
             episode.environment = self._make()
@@ -325,7 +325,7 @@ class EnvironmentRunner:
 
 
 class _Play:
-    """One batch of episodes."""
+    """One batch of episodes that are being played."""
 
     session: LateSession
 
@@ -488,7 +488,7 @@ class _Play:
         return min(*waits, *(min(self._deadlines(call)) for call in self._calls.values()), math.inf)
 
     def _deadlines(self, call: _EnvironmentCall) -> tuple[float, float]:
-        """When the call and its episode time out; infinity for an episode that a limit has ended already."""
+        """When the call and its episode time out; infinity for an episode that a limit has already ended."""
         episode = call.episode.began + self._limits.seconds if call.limit is None else math.inf
         return call.since + self._limits.step_seconds, episode
 
@@ -709,7 +709,7 @@ class _Play:
         """The conversations that go on from here and can be written now; a twin that is being replayed follows."""
         if self._branching is None:
             return [episode]
-        turn, logp = episode.turns[episode.last_turn], episode.logp[-2]  # of the turn; behind it stands the answer's
+        turn, logp = episode.turns[episode.last_turn], episode.logp[-2]  # of the turn; after it comes the answer's
         surprise = -float(logp.mean()) if len(logp) else 0.0
         if episode.num_turns == 1:
             episode.first_surprise = surprise
@@ -727,7 +727,7 @@ class _Play:
         return [branch for branch in branches if branch.key not in self._calls]
 
     def _twin(self, episode: _Episode, number: int) -> _Episode | None:
-        """Another branch from this state; None, counted and told, where its environment cannot be had."""
+        """Another branch from this state; None, counted and reported, where its environment cannot be copied."""
         runner, before = self._runner, episode.environment
         assert before is not None and runner._make is not None
         is_replay = bool(episode.answered)
@@ -777,7 +777,7 @@ class _Play:
         self._end(episode, StopReason.FAILED)
 
     def _end(self, episode: _Episode, reason: StopReason) -> None:
-        """An episode is over, for every role that has written in it."""
+        """End an episode for every role that has written in it."""
         seats = list(episode.table.seats.values()) or [episode]
         for seat in seats:
             if seat.request is not None:
@@ -786,7 +786,7 @@ class _Play:
         self._over(episode, *(self._sample(seat, _reason(seat, reason)) for seat in played))
 
     def _sample(self, episode: _Episode, reason: StopReason) -> Sample:
-        # what stands behind the last turn of the policy teaches nothing
+        # what follows the last turn of the policy teaches nothing
         policy = [turn for turn in episode.turns if turn.role == "assistant"]
         end = policy[-1].stop if policy else len(episode.tokens)
         logp = torch.cat([torch.zeros(episode.num_prompt), *episode.logp])[:end]
@@ -841,7 +841,7 @@ def _returned(episode: _Episode, reason: StopReason) -> float | None:
 
 
 def _speaker(message: Message) -> str:
-    """Who said what an environment answered: a turn of the `assistant` is always the policy's own."""
+    """The role of an environment's message: `assistant` is always the policy's own."""
     role = str(message["role"])
     return "environment" if role == "assistant" else role
 

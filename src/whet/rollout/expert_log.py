@@ -14,10 +14,10 @@ from whet.types import WhetError
 
 
 class ExpertLog:
-    """Tables as wide as the buffers of keys and values: prompts by slot, what rows read behind them by row."""
+    """Tables as wide as the buffers of keys and values: prompts by slot, what rows read after them by row."""
 
     def __init__(self, of: Routers, rows: int, slots: int, widths: tuple[int, int], device: torch.device) -> None:
-        """`widths` of a prompt, and of what a row reads behind it."""
+        """`widths` of a prompt, and of what a row reads after it."""
         self._device = device
         self._prompts = of.unknown(slots, widths[0], device=device)
         self._own = of.unknown(rows, widths[1], device=device)

@@ -32,7 +32,7 @@ class NoLogp(Exception):
 
 @dataclass(frozen=True)
 class TokenTable:
-    """What a server says about one row of tokens, the first of which it cannot score."""
+    """A server's scores of one row of tokens; it cannot score the first."""
 
     logp: tuple[float, ...]  # [L], 0 for the first
     likeliest: tuple[Mapping[int, float], ...] = ()  # [L], log-probabilities by token id, where they were asked for
@@ -183,8 +183,10 @@ def probed(server: LogpServer, tokenizer: Any, top: int) -> tuple[LogpServer, st
                 f"{where} has another vocabulary: {apart}; a token-level loss needs the policy's own: serve a teacher "
                 "with the same tokenizer, or distil through text (whet label completions, then whet train sft)"
             )
-        said = f"{compared} tokens compared" if compared else "its vocabulary could not be compared: it names no tokens"
-        return replace(server, dialect=dialect), f"{dialect}, {said}"
+        comparison = (
+            f"{compared} tokens compared" if compared else "its vocabulary could not be compared: it names no tokens"
+        )
+        return replace(server, dialect=dialect), f"{dialect}, {comparison}"
     raise WhetError(
         f"{where} gives no log-probabilities of given tokens, which this method needs ({'; '.join(refusals)}); serve "
         "the teacher with vLLM or whet serve, or give it as teacher.name"
@@ -213,5 +215,5 @@ def _compared(table: TokenTable, tokens: Sequence[int], tokenizer: Any) -> tuple
 
 
 def _plain(text: str) -> str:
-    """Without the blanks that tokenizers write in their own ways."""
+    """A token's text without the blank markers, which differ between tokenizers."""
     return text.replace("\u0120", " ").replace("\u2581", " ").replace("\u010a", "\n").strip()

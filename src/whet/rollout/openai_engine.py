@@ -76,7 +76,7 @@ class TextTokenizer:
         return [number]
 
     def conversation(self, number: int) -> tuple[list[Message], list[Mapping[str, Any]]] | None:
-        """The messages and tools that a token stands for; None for a text."""
+        """The messages and tools of a numbered conversation; None for a plain text."""
         return self._conversations.get(number)
 
     def decode(self, tokens: Any, skip_special_tokens: bool = False, **_: Any) -> str:
@@ -193,7 +193,7 @@ class OpenAIEngine:
         return server_text  # type: ignore[no-any-return]
 
     def _question(self, request: Request, sampling: Sampling) -> tuple[str, dict[str, Any]]:
-        """Where to ask, and what: messages for a conversation, the text itself for a plain prompt."""
+        """The route and the body of a request: messages for a conversation, the text itself for a plain prompt."""
         body: dict[str, Any] = {
             "model": self.model,
             "max_tokens": request.max_new_tokens or sampling.max_new_tokens,

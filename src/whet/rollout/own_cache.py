@@ -68,7 +68,7 @@ class CachedRows:
 
 
 class WholeRows:
-    """The same without a cache: for every token, all rows from their beginning, padded on the right."""
+    """Decodes without a cache: for every token, all rows are computed from their beginning, padded on the right."""
 
     def __init__(self, lm: CausalLM, budget: int) -> None:
         self._lm, self._budget = lm, budget
@@ -76,6 +76,7 @@ class WholeRows:
         self._lengths = torch.zeros(0, dtype=torch.long)
 
     def begin(self, prompts: Sequence[tuple[int, ...]], prompt_of_row: Tensor) -> Tensor:
+        """Take in the prompts and return the logits of each row's first token."""
         device = self._lm.device
         width = max(map(len, prompts)) + self._budget
         padded = torch.tensor([prompt + (0,) * (width - len(prompt)) for prompt in prompts], device=device)
@@ -84,11 +85,13 @@ class WholeRows:
         return self._logits()
 
     def step(self, tokens: Tensor) -> Tensor:
+        """Append one token to each row and return the logits of the next."""
         self._rows.scatter_(1, self._lengths[:, None], tokens[:, None])
         self._lengths = self._lengths + 1
         return self._logits()
 
     def keep(self, rows: Tensor) -> None:
+        """Go on with these rows only, in this order."""
         self._rows, self._lengths = self._rows[rows], self._lengths[rows]
 
     def _logits(self) -> Tensor:
@@ -106,6 +109,7 @@ class OwnForward:
 
     @property
     def kind(self) -> str:
+        """The way this model is decoded, in words for the run's facts."""
         if self.reader is WholeRows:
             return "the model's own forward over whole rows, without a cache"
         return OWN_CACHE if self.mixes_lengths else f"{OWN_CACHE}, prompts of one length at a time"
@@ -156,7 +160,7 @@ def _cache_refusal(lm: CausalLM, lengths: tuple[int, int], tolerance: float) -> 
 
 
 class OwnCacheBackend(DecodeBackend):
-    """On the model itself, whose cache has one length for all rows: a conversation is read anew for every turn."""
+    """Decodes with the model's own cache, which has one length for all rows; every turn reads its conversation anew."""
 
     def __init__(
         self, lm: CausalLM, job: DecodeJob, rows: int, reader: type[CachedRows] | type[WholeRows] = CachedRows

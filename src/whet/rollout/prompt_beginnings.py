@@ -14,15 +14,15 @@ LEAST_PER_PASS = 32  # tokens that a further pass over prompts must save: it cos
 
 @dataclass(frozen=True)
 class Beginning:
-    """The first tokens of a prompt that stand somewhere already, or will when another prompt has been read."""
+    """A prompt's first tokens whose keys and values exist already, or will when another prompt is read."""
 
     length: int = 0  # 0: none
-    source: int = -1  # its number among those that are held and, behind them, the prompts
+    source: int = -1  # its number among those that are held and, after them, the prompts
     passes: int = 0  # over other prompts that come first
 
 
 def shared_beginnings(held: Sequence[tuple[int, ...]], prompts: Sequence[tuple[int, ...]]) -> list[Beginning]:
-    """Where each prompt takes its beginning from. At least its last token is left to read: its state is wanted.
+    """The held prompt from which each prompt copies its beginning. At least the last token is left to read.
 
     Prompts take turns so that no token is read twice; nothing is taken over where that saves too little.
     """

@@ -59,10 +59,10 @@ class BatchSession:
         return not self._waiting
 
     def release(self, number: int) -> None:
-        """Nothing is kept between two batches."""
+        """Nothing to release: nothing is kept between two batches."""
 
     def load(self, weights: Mapping[str, Any], version: int) -> None:
-        """Nothing is in the middle of being written between two calls."""
+        """Load new weights; no completion is in the middle of being written between two calls."""
         self._engine.load(weights, version)
 
     def close(self) -> None:

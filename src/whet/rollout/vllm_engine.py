@@ -101,7 +101,7 @@ def _transport_class() -> type:
         path: str = ""
 
     class Transport(base.WeightTransferEngine):  # type: ignore[misc]
-        """Reads the weights of an update, from memory or from a file, and tells what it read."""
+        """Reads the weights of an update from memory or a file, and notes what it read."""
 
         init_info_cls = TransportInit
         update_info_cls = TransportUpdate
@@ -133,7 +133,7 @@ def _transport_class() -> type:
             receive(update_info.path, load_weights or self.model.load_weights)
 
         def shutdown(self) -> None:
-            """Nothing is held."""
+            """Nothing to shut down."""
 
         @staticmethod
         def trainer_send_weights(iterator: Any, trainer_args: Any) -> None:
@@ -287,7 +287,7 @@ class VLLMEngine:
                     os.environ[name] = value
 
     def path_for(self, sampling: Sampling, longest_prompt: int) -> FastPath:
-        """Where vLLM runs; the reason is set where stop sequences are found only after a completion is written."""
+        """How vLLM runs; a reason is set where stop sequences are found only after a completion is written."""
         where = "in a process of its own" if self._apart else "in this process"
         reason = "sequences of stop tokens are looked for when a completion is written" if _late(sampling) else ""
         return FastPath(f"vLLM {self.vllm}, {where}", reason)
@@ -396,7 +396,7 @@ class VLLMEngine:
         return self._routing_refusal
 
     def _experts(self, request: Request, tokens: Sequence[int], output: Any) -> Tensor | None:
-        """Those that vLLM returns where it was started with `enable_return_routed_experts`."""
+        """The routed experts, where vLLM was started with `enable_return_routed_experts`."""
         returned = getattr(output, "routed_experts", None)
         if returned is None or self._routers is None:
             return None
@@ -404,7 +404,7 @@ class VLLMEngine:
         return experts_of_engine(returned[: length - 1], length, self._routers)
 
     def rest(self) -> None:
-        """Nothing will be written for a while: keys and values go, weights wait in the CPU's memory."""
+        """Free the keys and values and move the weights to CPU memory: nothing will be written for a while."""
         if self._sleeps and not self._asleep:
             self._llm.sleep(level=1)
             self._asleep = True

@@ -107,6 +107,7 @@ class Replay:
 
     @property
     def passes(self) -> bool:
+        """Whether the engine's log-probabilities are within the limit; False where the gap is not a number."""
         return self.gap <= self.limit  # False where the gap is not a number
 
 
@@ -154,13 +155,13 @@ class PolicyWatch:
             raise PolicyMismatch(self._complaint(result))
         return {"replayed_tokens": float(result.tokens), "replay_gap": result.gap, "replay_limit": result.limit}
 
-    def _complaint(self, found: Replay) -> str:
+    def _complaint(self, replayed: Replay) -> str:
         tied = getattr(self._policy.model.config, "tie_word_embeddings", False)
         head = ", or keeps an old copy of a head that is tied to the embeddings" if tied else ""
         return (
             f"policy version {self._version} is not what the engine {self._name} writes with: its log-probabilities "
-            f"differ by {found.gap:.3g} nats per token from the trainer's on {found.tokens} replayed tokens, and "
-            f"rounding explains {found.limit:.3g}; it did not take the weights over, took a part of them{head}: fix "
+            f"differ by {replayed.gap:.3g} nats per token from the trainer's on {replayed.tokens} replayed tokens, and "
+            f"rounding explains {replayed.limit:.3g}; it did not take the weights over, took a part of them{head}: fix "
             "its load, then resume from the last checkpoint"
         )
 
@@ -188,7 +189,7 @@ def replay(
     temperature: float,
     dtype: torch.dtype | None = None,
 ) -> Replay:
-    """The samples' tokens under the trainer's policy, beside the log-probabilities they were drawn with.
+    """Log-probabilities of the samples' tokens under the trainer's policy, next to those they were drawn with.
 
     `dtype` is that of the engine's matrix products; None: the trainer's. The limit of a sample is a margin times
     the larger of its own rounding and that of all samples, a token's being at least its last digit.
@@ -208,7 +209,7 @@ def replay(
             again = token_logp(other, *scored, Details(packed=False, replay=experts)).logp
     finally:
         policy.model.train(was_training)
-    coarse = min((policy.dtype, dtype or policy.dtype), key=lambda each: each.itemsize)
+    coarse = min((policy.dtype, dtype or policy.dtype), key=lambda number_type: number_type.itemsize)
     margin = MARGIN if coarse.itemsize >= 4 else COARSE_MARGIN
     rounding = torch.maximum((again.float().cpu() - ours).abs(), torch.finfo(coarse).eps * (1 + ours.abs()))
     distance = (ours - batch.behavior_logp).abs()
@@ -218,7 +219,9 @@ def replay(
         Replay(int(mask.sum()), float(gap[mask].mean()), margin * max(float(noise[mask].mean()), pooled), version)
         for gap, noise, mask in zip(distance, rounding, counted, strict=True)
     ]
-    worst = max(replays, key=lambda each: float("inf") if each.gap != each.gap else each.gap / each.limit)
+    worst = max(
+        replays, key=lambda replayed: float("inf") if replayed.gap != replayed.gap else replayed.gap / replayed.limit
+    )
     return replace(worst, tokens=sum(replayed.tokens for replayed in replays))
 
 

@@ -48,10 +48,12 @@ class GroupWindow:
 
     @property
     def in_flight(self) -> Sequence[InFlight]:
+        """The groups that were asked for and not yet taken, the oldest first."""
         return tuple(self._queue)
 
     @property
     def num_finished(self) -> int:
+        """How many of the groups in flight are finished."""
         return sum(entry.finished for entry in self._queue)
 
     def admit(self) -> int:

@@ -114,13 +114,14 @@ def _size(run: ForeignRun) -> int:
 
 
 def batch(value: Any, run: ForeignRun) -> Settings:
+    """The prompts or rows of an optimizer step, and how many updates share them."""
     key = "batch.prompts_per_step" if run.kind == "policy" else "batch.rows_per_step"
     updates = _updates(run)
     return {key: _size(run), **({"batch.updates_per_step": updates} if updates > 1 else {})}
 
 
 def update_size(value: Any, run: ForeignRun) -> Settings:
-    """Beside `rollout_batch_size`, which counts the prompts, this only cuts the batch; else it is the batch."""
+    """The batch size, where rows are trained on; in RL it only divides the batch, which other settings size."""
     return {} if run.kind == "policy" else batch(value, run)
 
 
@@ -131,6 +132,7 @@ def steps(value: Any, run: ForeignRun) -> Settings:
 
 
 def epochs(value: Any, run: ForeignRun) -> Settings:
+    """The number of epochs, where the other package does not count steps."""
     if run.number("max_steps", -1) > 0:
         return {}
     if run.rows is None:
@@ -164,10 +166,12 @@ def in_steps(key: str) -> Conversion:
 
 
 def positive(key: str) -> Conversion:
+    """A conversion that sets `key` to positive numbers and drops others."""
     return lambda value, run: {key: plain(value)} if number(value) > 0 else {}
 
 
 def optimizer(value: Any, run: ForeignRun) -> Settings:
+    """8-bit variants of Adam become int8 states; plain Adam needs no setting; others have no counterpart."""
     if "8bit" in text(value):
         return {"optimizer.states": "int8"}
     if not text(value).startswith("adam"):
@@ -176,23 +180,27 @@ def optimizer(value: Any, run: ForeignRun) -> Settings:
 
 
 def betas(value: Any, run: ForeignRun) -> Settings:
+    """Both betas of AdamW, from one list."""
     return dict(zip(("optimizer.beta1", "optimizer.beta2"), map(number, listed(value)), strict=True))
 
 
 def target_modules(value: Any, run: ForeignRun) -> Settings:
+    """The names of the layers that get adapters; "all-linear" is the default."""
     return {} if value == "all-linear" else {"model.lora.target_modules": sorted(listed(value))}
 
 
 def adapters(value: Any, run: ForeignRun) -> Settings:
-    """TRL's switch: adapters of rank 16 unless `lora_r` says another."""
+    """LoRA with rank 16 where TRL switches it on, unless `lora_r` says otherwise."""
     return {"model.lora.rank": 16} if run.is_on("peft_config") and "r" not in run.values else {}
 
 
 def lora_alpha(value: Any, run: ForeignRun) -> Settings:
+    """LoRA's alpha, where the other settings switch LoRA on."""
     return {"model.lora.alpha": number(value)} if run.is_on("r") else {}
 
 
 def engine(value: Any, run: ForeignRun) -> Settings:
+    """The engine that generates; servers and colocation have no setting of their own here."""
     if text(value) in ("vllm", "true") or (text(value).isdigit() and number(value) > 0):
         return {"sampling.engine": "vllm"}
     if text(value) not in ("false", "hf", "0", "server", "colocate"):
@@ -201,6 +209,7 @@ def engine(value: Any, run: ForeignRun) -> Settings:
 
 
 def trackers(value: Any, run: ForeignRun) -> Settings:
+    """The trackers a run reports to; consoles and "none" drop out."""
     names = [name for name in listed(value) if name not in ("none", "console", "")]
     if unknown := [name for name in names if name not in ("trackio", "tensorboard", "wandb", "mlflow")]:
         raise Unmapped(f"{unknown[0]!r} is no tracker of whet's; register one, or give callbacks")
@@ -208,6 +217,7 @@ def trackers(value: Any, run: ForeignRun) -> Settings:
 
 
 def workers(value: Any, run: ForeignRun) -> Settings:
+    """How many processes train: GPUs per node times nodes."""
     count = _whole(number(value) * run.number("trainer.nnodes", 1), "GPUs")
     return {"scale.workers": count} if count > 1 else {}
 
@@ -227,6 +237,7 @@ def source(key: str) -> Conversion:
 
 
 def column(meaning: str) -> Conversion:
+    """A conversion for the name of the column that holds `meaning`."""
     return lambda value, run: {} if value == meaning else {f"data.columns.{value}": meaning}
 
 
@@ -327,12 +338,13 @@ def kl_control(value: Any, run: ForeignRun) -> Settings:
 
 
 def keep_rounds(value: Any, run: ForeignRun) -> Settings:
-    """Of the filter that is switched on; verl's 0 has no limit."""
+    """The most draws of the filter that is switched on; verl's 0 means no limit."""
     is_used = run.is_on("dynamic_filtering") and number(value) > 0
     return {"objective.keep.rounds": int(number(value))} if is_used else {}
 
 
 def openrlhf_kl(value: Any, run: ForeignRun) -> Settings:
+    """OpenRLHF's KL coefficient, with the estimator that its other settings choose."""
     if number(value) == 0:
         return {"objective.kl": "none"}
     kind = _estimator(_IN_LOSS if run.is_on("use_kl_loss") else _IN_REWARD, run, "kl_estimator", "k1")
@@ -350,7 +362,7 @@ OWN_METHODS = ("cispo", "sapo", "luspo", "vespo")  # losses of TRL's GRPO that a
 
 
 def loss_type(value: Any, run: ForeignRun) -> Settings:
-    """In RL how tokens are counted, or a method; of preferences a method (`whet.settings.migrate`)."""
+    """How tokens are counted, in RL; names of losses that are methods are read by `whet.settings.migrate`."""
     own_counting = text(run.values.get("loss_mode")) in ("gspo", "sapo")  # verl ignores loss_agg_mode there
     if run.kind != "policy" or text(value) in OWN_METHODS or own_counting:
         return {}
@@ -367,10 +379,12 @@ _COUNTED = {
 
 
 def entropy(value: Any, run: ForeignRun) -> Settings:
+    """The weight of the entropy bonus; 0 sets none."""
     return {"objective.entropy.kind": "bonus", "objective.entropy.weight": number(value)} if number(value) else {}
 
 
 def top_entropy(value: Any, run: ForeignRun) -> Settings:
+    """The share of tokens of highest entropy that are trained on."""
     share = number(value)
     return {} if share >= 1 else {"objective.select.kind": "top_entropy", "objective.select.share": share}
 
@@ -385,7 +399,7 @@ def reference(value: Any, run: ForeignRun) -> Settings:
 
 
 def mismatch(value: Any, run: ForeignRun) -> Settings:
-    """Between vLLM's log-probabilities and the trainer's."""
+    """The rule for log-probabilities of vLLM that differ from the trainer's, where TRL corrects them."""
     if not (run.is_on("vllm_importance_sampling_correction") and run.is_on("use_vllm")):
         return {}
     mode, low = text(run.values.get("vllm_importance_sampling_mode")), "vllm_importance_sampling_clip_min"
@@ -397,7 +411,7 @@ def mismatch(value: Any, run: ForeignRun) -> Settings:
 
 
 def of_critic(key: str) -> Conversion:
-    """Only a method with a critic has it."""
+    """A conversion of a critic's number: only GAE under a plain PPO loss has a critic."""
 
     def convert(value: Any, run: ForeignRun) -> Settings:
         plain_loss = text(run.values.get("loss_mode", "vanilla")) in ("vanilla", "ppo")

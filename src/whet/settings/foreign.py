@@ -40,7 +40,7 @@ class ForeignName:
         return any(key.startswith(f"{section}.") for key in keys)
 
     def settings(self, value: Any, run: ForeignRun) -> Settings:
-        """The value as whet's settings; raises `Unmapped` where they have no such thing."""
+        """The value as whet's settings; raises `Unmapped` where whet has no counterpart."""
         if self.is_part or (value is None and self.choices is None):
             return {}
         if not isinstance(self.key, str) and run.kind not in self.key:

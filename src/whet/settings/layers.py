@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from whet.settings.files import readable_file, reading
 from whet.settings.hostile import DEEPEST, refuse_hostile, shown, shown_path
+from whet.settings.user_files import readable_file, reading
 from whet.types import WhetError, nearest
 
 Validated = TypeVar("Validated", bound=BaseModel)

@@ -13,9 +13,9 @@ from string import Template
 from typing import Any
 
 from whet.settings.conversions import OWN_METHODS, ForeignRun, Settings, Unmapped, reuses_batches, text
-from whet.settings.files import readable_file
 from whet.settings.foreign import FOREIGN, ForeignName, foreign_entry
 from whet.settings.layers import flattened
+from whet.settings.user_files import readable_file
 from whet.types import WhetError
 
 KINDS = {"sft": "sft", "rm": "reward_model", **dict.fromkeys(("dpo", "kto", "orpo", "cpo"), "preference")}

@@ -1,4 +1,4 @@
-"""The log-probabilities of completions, token by token, under a model and under its reference; choices behind a
+"""The log-probabilities of completions, token by token, under a model and under its reference; choices after a
 question too.
 
 A reference is asked live, or was asked once: the policy itself before its first step, so that no second copy is kept.
@@ -29,7 +29,7 @@ from whet.model.reference import CopiedReference, ReferencePolicy
 from whet.model.shared_prefix import to_device
 from whet.model.token_logp import Details, packs, token_logp
 from whet.training.distributed.ranks import ALONE, Ranks
-from whet.training.rows import rank_batches
+from whet.training.row_trainer import rank_batches
 from whet.types import Encoded, Prompt, WhetError
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class ReferenceLogp(Protocol):
 def families_logp(
     lm: CausalLM, families: Sequence[Family], micro_batch_tokens: int, packed: bool, ranks: Ranks = ALONE
 ) -> list[tuple[Tensor, ...]]:
-    """As `ReferenceLogp.logp`, of any model."""
+    """`ReferenceLogp.logp` of any model."""
     packed = packed and packs(lm)
     by_family: dict[int, tuple[Tensor, ...]] = {}
 
@@ -168,11 +168,11 @@ class LiveReference:
         with self.reference.open() as lm:
             return families_logp(lm, families, self.micro_batch_tokens, self.packed, self.ranks)
 
-    def follow(self, policy: CausalLM, kept: float) -> None:
-        """Move the reference towards the policy, keeping the share `kept` of its weights."""
+    def follow(self, policy: CausalLM, share: float) -> None:
+        """Move the reference towards the policy; `share` of its old weights stays."""
         if not isinstance(self.reference, CopiedReference):
             raise WhetError("this reference moves with the policy; give model.reference=memory")
-        self.reference.follow(policy, kept)
+        self.reference.follow(policy, share)
 
 
 @dataclass(frozen=True)
@@ -291,7 +291,7 @@ def choice_logp(
 
 
 def _encoded(tokenizer: PreTrainedTokenizerBase, question: Prompt, context: int) -> list[Encoded]:
-    """For each choice the question's own tokens, then what the choice adds to them.
+    """For each choice, the question's own tokens and those that the choice adds.
 
     A question that is too long loses its beginning.
     """

@@ -499,7 +499,7 @@ def origin_of(name: str) -> str:
 
 
 def resolved_evaluation(run: Mapping[str, Any], *layers: Mapping[str, Any]) -> EvaluationConfig:
-    """Like `resolved`, for a model that is not trained; of a run's own values only those that matter here are used."""
+    """Like `resolved`, for a model that is not trained: a run's own values are used only where they matter here."""
     shared = {key: value for key, value in run.items() if key in EvaluationConfig.model_fields}
     if isinstance(shared.get("data"), Mapping):
         shared["data"] = {key: value for key, value in shared["data"].items() if key in DataSection.model_fields}
@@ -514,11 +514,11 @@ def resolved_evaluation(run: Mapping[str, Any], *layers: Mapping[str, Any]) -> E
     return validated(EvaluationConfig, merged(merged({"sampling": sampling}, env_defaults(settings)), settings))
 
 
-def _objective_changes(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def _objective_changes(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """What differs from the method's preset: `whet config` writes the whole of it, and that is no change."""
     preset, axes = catalogue.method(method), catalogue.axes(catalogue.method(method).kind)
     changes: dict[str, Any] = {}
-    for axis, value in given.items():
+    for axis, value in settings.items():
         if axis not in axes:  # refused with all other unknown keys
             changes[axis] = value
             continue
@@ -586,9 +586,9 @@ def idle_data_keys(data: DataSection) -> dict[str, str]:
     }
 
 
-def _refuse_idle(config: Config, given: Mapping[str, Any]) -> None:
+def _refuse_idle(config: Config, values: Mapping[str, Any]) -> None:
     """A setting that cannot change the run is an error: the user believes in it."""
     for path, reason in config.idle().items():
         section, _, key = path.partition(".")
-        if section in given and (not key or key in given[section]):
+        if section in values and (not key or key in values[section]):
             raise WhetError(f"{path} {reason}")

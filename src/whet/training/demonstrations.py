@@ -10,7 +10,7 @@ from whet.types import Demonstration, Encoded, Group, Prompt
 
 @dataclass(frozen=True)
 class ShownRow:
-    """A demonstration that is trained on beside the samples of a step."""
+    """A demonstration that is trained on together with the samples of a step."""
 
     prompt: Prompt
     row: Encoded

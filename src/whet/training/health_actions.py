@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from whet.record.health.diagnosis import RULES
 from whet.record.health.finding import ACTIONS, recorded_finding
-from whet.record.health.registry import RULES
 from whet.record.sections import HealthSection
 
 HealthAction = Literal["stop", "checkpoint", "lower_rate"]
@@ -19,7 +19,7 @@ HealthAction = Literal["stop", "checkpoint", "lower_rate"]
 
 @dataclass
 class HealthWatch:
-    """For how many steps each problem has held, and what is left of the learning rate; part of every checkpoint."""
+    """How many steps each problem has held, and what is left of the learning rate; part of every checkpoint."""
 
     policy: HealthSection  # with the names of rules
     streaks: dict[str, int] = field(default_factory=dict)

@@ -15,14 +15,14 @@ from torch import Tensor
 from whet.objective.preference.objective import PairObjective
 from whet.record.metrics.timer import PhaseTimer
 from whet.rollout.collect import RolloutCollector
-from whet.training.evaluate import Evaluator
-from whet.training.preference import (
+from whet.training.evaluator import Evaluator
+from whet.training.preference_trainer import (
     PreferenceDataset,
     PreferenceModels,
     PreferenceRow,
     PreferenceTrainer,
 )
-from whet.training.rows import RowRun
+from whet.training.row_trainer import RowRun
 from whet.training.step_metrics import group_counts, mean_rewards, uniform_share
 from whet.types import Encoded, Group, Prompt, RunFailed, Sample, StepReport
 

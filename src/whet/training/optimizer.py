@@ -139,7 +139,7 @@ def adamw(model: nn.Module, settings: OptimizerSection) -> torch.optim.Optimizer
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's own state by parameter name, where it lies."""
+    """The optimizer's own state tensors by parameter name, not copied."""
     return {
         f"{name}/{key}": torch.as_tensor(value).detach()
         for name, parameter in model.named_parameters()

@@ -130,7 +130,7 @@ def accepted_inputs(before: RunInputs, now: RunInputs, what: Sequence[str], step
 
 
 def read_inputs(folder: Path) -> RunInputs | None:
-    """None where the run has none: it was killed before its first write, or whet was older."""
+    """The recorded inputs; None where the run has none: it was killed before its first write, or whet was older."""
     path = folder / INPUTS
     try:
         values = json.loads(path.read_text(encoding="utf-8"))

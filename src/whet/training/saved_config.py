@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.data.benchmarks import BENCHMARKS
-from whet.data.choices import CHOICES
+from whet.data.multiple_choice import CHOICES
 from whet.data.source import MIX
 from whet.record.run_folder import CONFIG, LOCK, claimed_place, was_cut_off, write_atomically
 from whet.settings.layers import read_toml

@@ -1,7 +1,7 @@
 """When a run is saved, and how little its steps wait for it.
 
-A save is a copy in host memory, taken between two steps, and a thread that writes the copy behind the next ones; that
-of the last step is written behind its evaluation. One save is under way at a time. `report.save_every` steps apart,
+A save is a copy in host memory, taken between two steps, and a thread that writes the copy during the next ones; that
+of the last step is written during its evaluation. One save is under way at a time. `report.save_every` steps apart,
 the next one waits for it; by cost, it is not due yet.
 A save that the disk refuses is told and counted, and the run goes on to the next one; only the last one must not fail.
 With several ranks every rank writes its own part, and the steps wait for that.
@@ -178,7 +178,7 @@ class Saver:
         best: Mapping[str, Any] | None = None,
         final: Mapping[str, float] | None = None,
     ) -> None:
-        """Save a checkpoint, the best model, the final one with its evaluation, or several of them in one go.
+        """Save a checkpoint, the best model, or the final one with its evaluation; several in one go.
 
         Returns when the copy is taken; waits first for a save that is under way, unless that was begun for this step.
         """

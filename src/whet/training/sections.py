@@ -20,8 +20,8 @@ PASS_WORDS = (
 
 def pass_tokens(asked: int, width: int, layers: int, memory: float, number_bytes: int = 2) -> int:
     """Tokens per pass: as asked for, or the power of two that a GPU with so many bytes has room for; 0 for no GPU."""
-    kept = KEPT * number_bytes * width * layers
-    roomy = [size for size in (LEAST_PASS << 1, MOST_PASS) if memory and size * kept <= PASS_SHARE * memory]
+    bytes_per_token = KEPT * number_bytes * width * layers
+    roomy = [size for size in (LEAST_PASS << 1, MOST_PASS) if memory and size * bytes_per_token <= PASS_SHARE * memory]
     return asked or max(roomy, default=LEAST_PASS)
 
 
@@ -135,7 +135,7 @@ class CriticSection(Section):
 
 
 class TeacherSection(Section):
-    """Whom the policy learns from, where the method learns from a teacher."""
+    """The teacher the policy learns from, in methods that have one."""
 
     name: str = Field("", description="the teacher: a model as in model.name, a run folder, or self: the policy")
     device: str = Field("", description="where the teacher computes; empty: on the policy's device")

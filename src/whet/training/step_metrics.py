@@ -29,7 +29,7 @@ from whet.types import Group, Prompt, Sample, StopReason, TokenBatch, TokenTrace
 
 
 def used_experts(chosen: Tensor, replay: Tensor | None) -> Tensor:
-    """The experts that a pass went through: those it was told, else its own; -1 for tokens it did not compute."""
+    """The experts that a pass used: replayed ones, else its own choice; -1 for tokens it did not compute."""
     return chosen if replay is None else torch.where((replay < 0) | (chosen < 0), chosen, replay.to(chosen.dtype))
 
 
@@ -181,7 +181,7 @@ def tree_counts(samples: Sequence[Sample]) -> dict[str, int]:
 
 
 def _first(sample: Sample) -> int:
-    """Where the policy's first token stands."""
+    """The index of the policy's first token."""
     return int(sample.action.int().argmax()) if sample.num_actions else len(sample.tokens)
 
 
@@ -234,18 +234,18 @@ def leaf_weights(samples: Sequence[Sample]) -> list[float]:
         for sample in samples
     ]
     following: dict[tuple[object, ...], set[object]] = {}
-    for number, way in enumerate(ways):
-        for length in range(1, len(way) + 1):
-            following.setdefault(way[:length], set()).add(way[length] if length < len(way) else ("end", number))
-    has_tree = [len(way) > 1 for way in ways]
+    for number, path in enumerate(ways):
+        for length in range(1, len(path) + 1):
+            following.setdefault(path[:length], set()).add(path[length] if length < len(path) else ("end", number))
+    has_tree = [len(path) > 1 for path in ways]
     return [
-        math.prod(1 / len(following[way[:length]]) for length in range(1, len(way) + 1)) if of_tree else 1.0
-        for way, of_tree in zip(ways, has_tree, strict=True)
+        math.prod(1 / len(following[path[:length]]) for length in range(1, len(path) + 1)) if of_tree else 1.0
+        for path, of_tree in zip(ways, has_tree, strict=True)
     ]
 
 
 def reward_company(batch: TokenBatch) -> dict[str, float]:
-    """How the reward goes with length and with the reference's log-probability per token, within groups (Pearson).
+    """The correlation of the reward with length and with the reference's log-probability per token, within groups.
 
     Near 1 with length: the reward pays for length. Near -1 with the reference: it pays for what the starting model
     would hardly write.
@@ -319,7 +319,7 @@ def repetition(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def refused_majorities(groups: Sequence[Group]) -> dict[str, float]:
-    """Where most completions of a group give one answer: the share of groups, and of them those it is wrong in.
+    """The share of groups that mostly agree on one answer, and how often that answer is wrong.
 
     A model that is sure and refused either errs the same way each time, or the gold answer does.
     """

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DistillationSettings:
-    """What the teacher is asked: how distributions are compared, and what it reads besides the prompt."""
+    """How a teacher's distributions are compared, and what it reads besides the prompt."""
 
     section: TeacherSection = field(default_factory=TeacherSection)
     template: str = ""  # of a prompt with what is read besides it
@@ -36,14 +36,14 @@ class DistillationSettings:
 
 @dataclass(frozen=True)
 class TaughtRows:
-    """A batch as the teacher sees it: rows of the policy's batch behind other prompts."""
+    """A batch as the teacher sees it: rows of the policy's batch after other prompts."""
 
     batch: TokenBatch
     rows: list[int]  # of the policy's batch
     places: Tensor  # bool [N, T], the actions of those rows in the policy's batch
 
     def back(self, values: Tensor) -> Tensor:
-        """What the teacher said [n, S, ...] in the policy's places [N, T, ...]; 0 for rows that it was not shown."""
+        """The teacher's values [n, S, ...] moved to the policy's tokens [N, T, ...]; 0 for rows it was not shown."""
         moved = values.new_zeros((*self.places.shape, *values.shape[2:]))
         moved[self.places] = values[self.batch.action]
         return moved
@@ -56,7 +56,7 @@ class TaughtRows:
 
 
 def taught_rows(batch: TokenBatch, groups: Sequence[Group], target: DistillationSettings) -> TaughtRows | None:
-    """The samples that the teacher knows something about, behind what it reads; None where there is not one.
+    """The samples that the teacher knows something about, after what it reads; None where there is not one.
 
     A sample is left out where there is no text about it, or where the text leaves it no room.
     """
@@ -99,7 +99,7 @@ class Teacher(Protocol):
 
     @property
     def said(self) -> str:
-        """What it is, in words."""
+        """The teacher in words, for the run's facts."""
         ...
 
     def logp(self, batch: TokenBatch) -> Tensor:
@@ -111,7 +111,7 @@ class Teacher(Protocol):
         ...
 
     def open(self) -> AbstractContextManager[CausalLM | None]:
-        """The model, for a pass that compares whole distributions; None where there is none to be had."""
+        """The teacher's model for a pass that compares whole distributions; None where there is none."""
         ...
 
 

@@ -47,7 +47,7 @@ class NotFinite(UpdateRefused):
 
 
 class NoGradient(UpdateRefused):
-    """Nothing would be learned, although there is something to learn."""
+    """No weight would get a gradient, although there is something to learn."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class TrainState:
 
 
 def replayed_experts(batch: TokenBatch, source: RoutingReplay) -> Tensor | None:
-    """[N, T, layers, k], the experts that the policy's routers are told; None where they choose by themselves."""
+    """The experts [N, T, layers, k] that the policy's routers must use; None where they choose themselves."""
     return {"none": None, "sampler": batch.routed_experts, "trainer": batch.old_experts}[source]
 
 
@@ -321,7 +321,7 @@ def _backward(values: Sequence[Tensor], apart: bool) -> None:
 
 
 def _anchored(value: Tensor, scores: TokenScores, ranks: Ranks) -> Tensor:
-    """With other ranks every pass has its backward pass, also one whose loss is a constant."""
+    """The loss, tied to the scores: with other ranks every pass needs its backward pass, even for a constant loss."""
     if ranks.size == 1 or value.requires_grad or not scores.logp.requires_grad:
         return value
     return value + 0.0 * scores.logp.sum()

@@ -12,11 +12,11 @@ import pytest
 
 pytest.importorskip("fastapi")
 from tests.support.made_runs import MadeRun, make_comparison
-from whet.pages.board import serve
+from whet.pages.board import board_server
 from whet.pages.board.access import BoardAccess, Refusal
+from whet.pages.board.board_app import Board, BoardRequest, json_response
+from whet.pages.board.board_server import BoardServer
 from whet.pages.board.files import folder_id, found_folders
-from whet.pages.board.serve import BoardServer
-from whet.pages.board.server import Board, BoardRequest, json_response
 
 TOKEN = "a-token-for-tests"
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>\x1b[31m\u202eevil\u2066{{7*7}}</script>"
@@ -40,13 +40,13 @@ class Writing:
 def served(folder, host="127.0.0.1", families=()):
     board = Board(folder, token=TOKEN)
     server = BoardServer(board, host)
-    before = serve.FAMILIES
-    serve.FAMILIES = (*before, *families)
+    before = board_server.FAMILIES
+    board_server.FAMILIES = (*before, *families)
     try:
         server.start()
         yield server
     finally:
-        serve.FAMILIES = before
+        board_server.FAMILIES = before
         server.stop()
 
 

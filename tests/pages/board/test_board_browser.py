@@ -8,9 +8,9 @@ from contextlib import contextmanager
 import pytest
 
 from tests.support.made_runs import MadeRun, make_comparison, make_evaluation, make_pipeline, report
+from whet.pages.board.board_app import Board
+from whet.pages.board.board_server import BoardServer
 from whet.pages.board.files import folder_id
-from whet.pages.board.serve import BoardServer
-from whet.pages.board.server import Board
 from whet.record.run_folder import locked
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -9,10 +9,10 @@ from tests.pages.board.test_run_list import Routes, shown
 from tests.support.made_runs import MadeRun
 from whet.pages.board import folder_page, glance
 from whet.pages.board.access import Refusal
+from whet.pages.board.board_app import Board, BoardRequest
 from whet.pages.board.files import folder_id
 from whet.pages.board.folder_page import logs, models
 from whet.pages.board.reader import RunReader
-from whet.pages.board.server import Board, BoardRequest
 from whet.record.notes import NOTES, RunNotes, checked_notes, notes_from, write_notes
 from whet.types import WhetError
 

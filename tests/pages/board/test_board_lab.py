@@ -9,8 +9,8 @@ import pytest
 from tests.support.browsing import MISSING, opened_page
 from tests.support.lab_visit import READY, settle, until
 from whet.pages.board import lab
-from whet.pages.board.serve import BoardServer
-from whet.pages.board.server import Board
+from whet.pages.board.board_app import Board
+from whet.pages.board.board_server import BoardServer
 from whet.pages.lab.page import experiment_named, experiments
 
 

@@ -12,9 +12,9 @@ from tests.pages.board.test_run_list import Routes
 from tests.support.made_runs import MadeRun
 from whet.pages.board import reader as reader_module
 from whet.pages.board import run_page
+from whet.pages.board.board_app import Board, BoardRequest
 from whet.pages.board.files import folder_id
 from whet.pages.board.reader import RunReader, is_newer
-from whet.pages.board.server import Board, BoardRequest
 from whet.pages.run_charts import Envelopes, drawn_charts, planned_charts
 
 

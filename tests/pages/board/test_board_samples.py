@@ -11,6 +11,8 @@ import pytest
 
 from whet.pages.board import review_page
 from whet.pages.board.access import Refusal
+from whet.pages.board.board_app import Board
+from whet.pages.board.board_server import BoardServer
 from whet.pages.board.files import folder_id, visible
 from whet.pages.board.sample_index import (
     SampleFinder,
@@ -22,8 +24,6 @@ from whet.pages.board.sample_index import (
     rewards_by_step,
     token_line,
 )
-from whet.pages.board.serve import BoardServer
-from whet.pages.board.server import Board
 from whet.pages.review import read_review
 from whet.record.marks import LONGEST_NOTE, read_sample_marks
 

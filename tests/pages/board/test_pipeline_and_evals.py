@@ -8,9 +8,9 @@ from contextlib import contextmanager
 import pytest
 
 from tests.support.made_runs import make_comparison
+from whet.pages.board.board_app import Board
+from whet.pages.board.board_server import BoardServer
 from whet.pages.board.files import folder_id
-from whet.pages.board.serve import BoardServer
-from whet.pages.board.server import Board
 from whet.pages.chart_svg import WIDE, chart_svg
 from whet.pages.pipeline_page import (
     MeasuredPolicy,

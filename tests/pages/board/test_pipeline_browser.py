@@ -4,8 +4,8 @@ import pytest
 
 from tests.pages.board.test_pipeline_and_evals import made_pipeline, summary
 from tests.support.browsing import MISSING, opened_page
-from whet.pages.board.serve import BoardServer
-from whet.pages.board.server import Board
+from whet.pages.board.board_app import Board
+from whet.pages.board.board_server import BoardServer
 from whet.pages.pipeline_page import write_pipeline_page
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(bool(MISSING), reason=MISSING)]

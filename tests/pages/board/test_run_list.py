@@ -5,10 +5,10 @@ from dataclasses import replace
 from tests.support.made_runs import MadeRun
 from whet.pages.board import glance as glance_module
 from whet.pages.board import runs_page
+from whet.pages.board.board_app import Board, BoardRequest
 from whet.pages.board.files import folder_id, found_folders
 from whet.pages.board.glance import RunGlances
 from whet.pages.board.runs_page import ListQuery, grouped, list_query, ordered_runs
-from whet.pages.board.server import Board, BoardRequest
 
 
 def glances(tmp_path, count=4):

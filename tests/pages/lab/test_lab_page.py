@@ -40,7 +40,7 @@ def test_the_page_around_the_tables_is_fresh(written):
 def test_the_command_writes_the_file_that_it_is_told(monkeypatch, tmp_path, capsys):
     calls = []
     monkeypatch.setattr(command, "rewrite_static_page", lambda path: calls.append(path) or "rewritten")
-    monkeypatch.setattr(command, "write_static_page", lambda path, said: calls.append(path) or "written")
+    monkeypatch.setattr(command, "write_static_page", lambda path, report: calls.append(path) or "written")
     for words in (["--keep-tables", str(tmp_path)], [str(tmp_path)], ["--keep-tables"]):
         monkeypatch.setattr("sys.argv", ["lab", *words])
         command.main()

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from tests.support.for_every import for_every
 from tests.support.health_cases import CASES, Course, after, pairs
+from whet.record.health.diagnosis import RULES, findings
 from whet.record.health.finding import HealthFinding
 from whet.record.health.history import history_of
-from whet.record.health.registry import RULES, findings
 
 
 def found(name: str, course: Course, num_steps: int | None = None) -> HealthFinding | None:

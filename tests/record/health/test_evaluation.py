@@ -6,8 +6,8 @@ import random
 
 from tests.record.health.test_rules import history
 from whet.record.evaluations import Evaluations, Measurement
+from whet.record.health.diagnosis import findings
 from whet.record.health.history import WRONG_LOOKS, direction
-from whet.record.health.registry import findings
 from whet.record.log import EvalRecord
 
 

@@ -9,8 +9,8 @@ from tests.support.for_every import for_every
 from whet.objective.axes import with_changes
 from whet.objective.preference.batch import PairBatch, pair_totals
 from whet.objective.presets.preference import PAIR_PRESETS
+from whet.record.health.diagnosis import RULES
 from whet.record.health.history import history_of
-from whet.record.health.registry import RULES
 from whet.record.run_kinds import PREFERENCE
 from whet.types import StepReport
 

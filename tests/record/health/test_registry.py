@@ -13,8 +13,8 @@ import pytest
 import whet.record.health
 from tests.support.for_every import for_every
 from whet.objective.axes import POLICY, PREFERENCE
+from whet.record.health.diagnosis import RULES, findings
 from whet.record.health.history import SETTINGS, history_of
-from whet.record.health.registry import RULES, findings
 from whet.training.assembly.health import health_settings
 from whet.training.config import CONFIG_CLASSES, resolved
 from whet.types import StepReport

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
+from whet.record.health.diagnosis import RULES, diagnosis, finding_spans, findings
 from whet.record.health.history import history_of
-from whet.record.health.registry import RULES, diagnosis, finding_spans, findings
 from whet.record.log import EvalRecord
 from whet.types import StepReport
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from benchmarks.doctor.streams import MOVING, PAIRS, SCORES, SETTINGS, Stream, row_reports
 from benchmarks.run_archive import ARCHIVES, read_archive
 from whet.record.evaluations import evaluations_of
+from whet.record.health.diagnosis import findings
 from whet.record.health.finding import FindingSpan
-from whet.record.health.registry import findings
 from whet.record.health.story import Story, story_of
 from whet.record.log import eval_records, step_reports
 

@@ -7,7 +7,7 @@ import torch
 
 from tests.support.for_every import for_every
 from whet.tools.evaluation.measure import _attempts
-from whet.training.evaluate import Evaluator, eval_metrics
+from whet.training.evaluator import Evaluator, eval_metrics
 from whet.training.step_metrics import group_counts, mean_rewards, outcome_lengths, uniform_share
 from whet.types import Group, Prompt, Sample, Sampling, StopReason
 

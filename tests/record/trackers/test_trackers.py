@@ -24,7 +24,7 @@ from whet.record.trackers.tracker import (
     shortened,
     tracked_step,
 )
-from whet.training.rl import RLTrainer
+from whet.training.rl_trainer import RLTrainer
 from whet.types import WhetError
 
 

@@ -12,7 +12,7 @@ import torch
 
 from tests.support.commands import finished, started
 from whet import api
-from whet.pages.evaluation import eval_record
+from whet.pages.eval_report import eval_record
 from whet.tools.evaluation import measure
 from whet.tools.evaluation.measure import (
     CompletionFile,

@@ -10,7 +10,7 @@ import whet
 from tests.cli.test_eval import eval_
 from tests.data.test_choices import ROWS, package, written
 from whet import api
-from whet.data.choices import CHOICES, choice_questions
+from whet.data.multiple_choice import CHOICES, choice_questions
 from whet.model.load import load_model
 from whet.tools.evaluation.likelihood import evenly, right_choice
 from whet.training.assembly.runtime import load_runtime

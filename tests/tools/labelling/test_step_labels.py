@@ -8,7 +8,7 @@ import torch
 
 from whet.data.rows import Row
 from whet.data.step_rows import common_separator, stepped_from
-from whet.tools.labelling.run import (
+from whet.tools.labelling.label_files import (
     Completer,
     StepLabels,
     agreement,

@@ -98,7 +98,7 @@ def test_gradients_are_not_there_before_the_first_backward_pass():
 
 
 def test_updates_share_the_rows_of_a_step():
-    from whet.training.rl import minibatches
+    from whet.training.rl_trainer import minibatches
 
     work = replace(STEP, prompts_per_step=16, group_size=4, updates=4, prompt_tokens=256, completion_tokens=256)
     assert work.update_rows == (16, 16) and work.passes == (16 * 511, 0)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from whet.tools.planner.cluster import ClusterModel, Lengths, simulate
+from whet.tools.planner.cluster_simulation import ClusterModel, Lengths, simulate
 from whet.types import WhetError
 
 # 4 engines, 8 rows each; a token takes 10 ms whatever the rows; a step is 8 groups of 4
@@ -100,7 +100,7 @@ def test_an_empty_cluster_is_refused():
 
 
 def test_layouts_of_a_cluster_are_compared():
-    from whet.tools.planner.cluster import ClusterOptions, cluster_plan, cluster_record, cluster_text
+    from whet.tools.planner.cluster_simulation import ClusterOptions, cluster_plan, cluster_record, cluster_text
     from whet.tools.planner.shapes import NAMED
     from whet.tools.planner.workload import Workload, devices
 

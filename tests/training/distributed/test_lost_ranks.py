@@ -161,7 +161,7 @@ def test_a_rank_whose_reward_never_answers_is_named_and_no_process_is_left(tmp_p
 def test_a_rank_that_raises_is_heard_through_the_first(tmp_path):
     code = (
         "import os, whet\n"
-        "import importlib; rl = importlib.import_module('whet.training.rl')\n"
+        "import importlib; rl = importlib.import_module('whet.training.rl_trainer')\n"
         "step = rl.RLTrainer.step\n"
         "def broken(self, number, timer):\n"
         "    if number == 3 and os.environ['RANK'] == '1': raise OSError('the tape is torn')\n"

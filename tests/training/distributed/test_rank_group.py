@@ -93,7 +93,7 @@ class Keeper:
 @for_every([(False, ""), (False, "log"), (True, "log")])
 def test_where_the_first_rank_is_lost_unwatched_another_says_so(watched, log):
     from whet.api import ranks
-    from whet.api.session import _output_in_log
+    from whet.api.training_session import _output_in_log
 
     keeper, launch = Keeper(), Launch(1, 2, 1, 2)
     group = RankGroup(launch, Post(keeper, "run/", rank=1, size=2), timeout=0.2)

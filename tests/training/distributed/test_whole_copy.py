@@ -8,7 +8,7 @@ from whet.model.causal_lm import causal_lm
 from whet.model.fused_decode import fused_decoder
 from whet.model.fused_trunk import fused_refusal
 from whet.model.hooked_decode import hooked_decoder
-from whet.training.distributed.rollout import whole_copy
+from whet.training.distributed.shared_rollout import whole_copy
 
 
 @for_every(("LlamaConfig", "Qwen2Config"), (True, False), (torch.float32, torch.bfloat16))

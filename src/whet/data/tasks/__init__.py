@@ -36,7 +36,7 @@ arithmetic = Task(
 
 
 def draw_countdown(stream: random.Random, difficulty: int) -> Item:
-    """`difficulty + 1` numbers. The expression behind the target is built left to right with brackets."""
+    """`difficulty + 1` numbers. The expression that gives the target is built left to right with brackets."""
     numbers = [stream.randint(1, 9) for _ in range(difficulty + 1)]
     expression, total = str(numbers[0]), numbers[0]
     steps = []

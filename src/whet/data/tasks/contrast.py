@@ -45,7 +45,7 @@ def contrasts(task: Task, split: str, count: int, seed: int, difficulty: int) ->
 
 
 def task_preferences(task: Task, split: str, count: int, seed: int, difficulty: int) -> list[PreferencePair]:
-    """Right against wrong."""
+    """Pairs of a right and a wrong completion."""
     return [
         PreferencePair(contrast.prompt, contrast.right, contrast.wrong)
         for contrast in contrasts(task, split, count, seed, difficulty)
@@ -53,7 +53,7 @@ def task_preferences(task: Task, split: str, count: int, seed: int, difficulty: 
 
 
 def task_rankings(task: Task, split: str, count: int, seed: int, difficulty: int) -> list[RankedCompletions]:
-    """Right, careless, wrong."""
+    """Rankings of a right, a careless and a wrong completion."""
     completions = contrasts(task, split, count, seed, difficulty)
     return [
         RankedCompletions(contrast.prompt, (contrast.right, contrast.careless, contrast.wrong), (0, 1, 2))
@@ -133,7 +133,7 @@ class ReviewedCompletion:
 
     @property
     def is_plain(self) -> bool:
-        """The answer alone tells how good it is."""
+        """Whether the answer alone tells how good the completion is."""
         return self.quality in (0.0, 1.0)
 
 
@@ -177,21 +177,21 @@ def fault_of(completion: str, working: str) -> str:
 
 
 def working_of(completion: str) -> str:
-    """What stands in the completion's thinking."""
+    """The text inside the completion's thinking tags."""
     head, closed, _ = completion.partition(CLOSE)
     return head.removeprefix(OPEN) if closed and head.startswith(OPEN) else ""
 
 
 def answer_of(completion: str) -> str:
-    """What stands in the completion's answer."""
+    """The text inside the completion's answer tags."""
     return completion.partition("<answer>")[2].partition("</answer>")[0]
 
 
-def compared(right: str, given: str) -> str:
-    """Both answers; of two digits the difference, since a model that reckons finds it easier than to see it."""
-    if len(right) == len(given) == 1 and right.isdigit() and given.isdigit():
-        return f"{right}-{given}={(int(right) - int(given)) % 10}"
-    return f"{right} / {given}"
+def compared(right: str, answer: str) -> str:
+    """Both answers; for two digits also their difference, which a model computes more easily than it sees it."""
+    if len(right) == len(answer) == 1 and right.isdigit() and answer.isdigit():
+        return f"{right}-{answer}={(int(right) - int(answer)) % 10}"
+    return f"{right} / {answer}"
 
 
 def _bare(completion: str) -> str:

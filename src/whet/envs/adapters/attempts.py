@@ -46,6 +46,7 @@ class Attempts:
         self._prompt = prompt
 
     def step(self, completion: Completion) -> StepResult:
+        """Score one attempt; the episode ends with full marks or with the last attempt, discounted by their number."""
         assert self._prompt is not None
         self._made += 1
         score = self._judge(self._prompt, completion)

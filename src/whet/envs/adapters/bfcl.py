@@ -25,8 +25,8 @@ from typing import Any
 from whet.data.call_formats import Calls
 from whet.data.tool_syntax import BROKEN, ToolCall, expression, named
 from whet.envs.adapters.shared import optional, seed_of
-from whet.envs.tools.environment import CallFormat
 from whet.envs.tools.formats import Calling, call_format_of
+from whet.envs.tools.tool_environment import CallFormat
 from whet.types import Completion, InitialObservation, Message, Prompt, StepResult, WhetError, did_you_mean
 
 INSTALL = "pip install --no-deps bfcl-eval==2026.3.23 and pip install mpmath"

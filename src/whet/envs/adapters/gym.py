@@ -88,11 +88,12 @@ class StepEnvironment:
         return InitialObservation(opened(prompt, seen), state=self._state(seen))
 
     def step(self, completion: Completion) -> StepResult:
+        """Play the action that the completion names; an unreadable one is answered with why, and earns 0."""
         try:
             chosen = self._action(str(completion))
         except Exception as error:  # a function of the user's may fail on what the policy wrote: that is no action
-            said = str(error) if isinstance(error, NoAction) else f"No action could be read ({error_text(error)})."
-            return StepResult(_user(said), reward=0.0, counts={"malformed_calls": 1}, errors=(said,))
+            message = str(error) if isinstance(error, NoAction) else f"No action could be read ({error_text(error)})."
+            return StepResult(_user(message), reward=0.0, counts={"malformed_calls": 1}, errors=(message,))
         with self._own_random():
             shown, reward, done, info = self._answer(self._env.step(chosen))
             seen = self._seen(shown, info, "step")
@@ -157,17 +158,17 @@ def gym_environment(
     )
 
 
-def _observation_of(env: Any, given: Callable[[Any], str] | str | None, name: str) -> Callable[[Any], Any]:
-    if callable(given):
-        return given
-    if given == RENDER:
+def _observation_of(env: Any, setting: Callable[[Any], str] | str | None, name: str) -> Callable[[Any], Any]:
+    if callable(setting):
+        return setting
+    if setting == RENDER:
         return lambda _: _plain(env.render())
-    if given == JSON:
+    if setting == JSON:
         return lambda shown: json.dumps(_jsonable(shown), ensure_ascii=False)
-    if isinstance(given, str) and ":" in given:
-        return function_of(given, "observation")
-    if given is not None:
-        raise WhetError(f"{name}: observation is {given!r}; give {AS_TEXT}")
+    if isinstance(setting, str) and ":" in setting:
+        return function_of(setting, "observation")
+    if setting is not None:
+        raise WhetError(f"{name}: observation is {setting!r}; give {AS_TEXT}")
     space = type(getattr(env, "observation_space", None)).__name__
     if space not in ("NoneType", "Text"):
         raise WhetError(f"{name}: its observations are of the space {space}, and a policy reads text; give {AS_TEXT}")

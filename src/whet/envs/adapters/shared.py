@@ -42,7 +42,7 @@ class OwnRandom:
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
-        """While the block runs, the shared generators are this episode's."""
+        """Install this episode's generators in place of the shared ones while the block runs."""
         import numpy
 
         with _ONE_AT_A_TIME:
@@ -73,7 +73,7 @@ def seed_of(prompt: Prompt) -> int:
 
 
 def number(value: Any, where: str) -> float:
-    """A reward, or an error that says what stood in its place."""
+    """The reward as a finite number; the error quotes what was given in its place."""
     if isinstance(value, str | bytes) or value is None:
         raise TypeError(f"{where} gave a reward of {value!r}; expected a number")
     try:
@@ -110,7 +110,7 @@ def messages(value: Any, where: str) -> tuple[Message, ...]:
 
 
 def numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """Those of the values that are finite numbers: what a package measured, texts left out."""
+    """The values that are finite numbers: what a package measured, without its texts."""
     return {
         str(name): float(value)
         for name, value in values.items()
@@ -165,14 +165,14 @@ def cannot_be_made(what: str, error: Exception, fix: str) -> WhetError:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Nothing is printed in the block: some packages try to download word lists when a game is made, and say so."""
+    """Suppress what is printed in the block: some packages announce word-list downloads when a game is made."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         yield
 
 
-def function_of(given: Any, setting: str) -> Callable[..., Any]:
+def function_of(value: Any, setting: str) -> Callable[..., Any]:
     """A setting that is a function: itself, or `file.py:function` as a config has it."""
-    function = imported(given, setting) if isinstance(given, str) else given
+    function = imported(value, setting) if isinstance(value, str) else value
     if not callable(function):
         raise WhetError(f"{setting} is {function!r}; give a function, or file.py:function")
     return function

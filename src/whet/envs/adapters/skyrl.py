@@ -89,11 +89,11 @@ def skyrl_environment(
         known = ", ".join(skyrl_gym.registry)
         raise WhetError(f"skyrl_gym has no environment {id!r}{did_you_mean(id, skyrl_gym.registry)}; it has {known}")
 
-    def make(env_config: Mapping[str, Any], **given: Any) -> Any:
+    def make(env_config: Mapping[str, Any], **keywords: Any) -> Any:
         try:
             with optional(f"skyrl {id}", INSTALL):
                 config = _with_defaults(skyrl_gym.registry[id].entry_point, env_config)
-                return skyrl_gym.make(id, env_config=config, **given)
+                return skyrl_gym.make(id, env_config=config, **keywords)
         except WhetError:
             raise
         except Exception as error:
@@ -127,7 +127,7 @@ def of_skyrl_class(kind: Callable[..., Any], **settings: Any) -> SkyRLEnvironmen
     max_turns = settings.pop("max_turns", None)
     config = settings.pop("env_config", {})
 
-    def make(**given: Any) -> Any:
-        return kind(**{name: value for name, value in given.items() if takes_all or name in names}, **settings)
+    def make(**keywords: Any) -> Any:
+        return kind(**{name: value for name, value in keywords.items() if takes_all or name in names}, **settings)
 
     return SkyRLEnvironment(make, getattr(kind, "__name__", "the environment"), config, max_turns)

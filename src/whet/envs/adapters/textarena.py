@@ -97,7 +97,7 @@ class TextArenaGame:
         return StepResult(last, reward=earned[self._seat], done=True, metrics=numbers(about[self._seat]))
 
     def _role(self) -> str:
-        """Whom the policy plays now; nobody in particular where it has one seat alone."""
+        """The role the policy plays now; none in particular where the game has a single seat."""
         return "" if self._seat is not None else _role(self._game.state.current_player_id)
 
     def _next_turn(self) -> StepResult:
@@ -142,7 +142,7 @@ def _role(player: int) -> str:
 
 
 def _unswapped(reward: Any, about: Mapping[str, Any]) -> Any:
-    """Some games hand over the reward of an invalid move as its reason, and the reason as the reward."""
+    """Reward and reason in this order: some games swap the two for an invalid move."""
     reason = str(about.get("reason", "")).removeprefix("Invalid Move: ")
     if isinstance(reward, str):
         with contextlib.suppress(ValueError):
@@ -194,7 +194,7 @@ def _game(id: str, settings: dict[str, Any]) -> Any:
 
 
 def _silence(game: str) -> None:
-    """Some games print what they do, in the middle of the run's own lines; the modules of this one print no more."""
+    """Stop the modules of this game from printing, which would break the run's own lines."""
     package = game.rpartition(".")[0]
     for name, module in list(sys.modules.items()):
         if package and name.startswith(package):

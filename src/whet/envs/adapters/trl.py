@@ -1,7 +1,7 @@
 """TRL's environment class, unchanged: `reset(**row)`, public methods that are tools, and `get_reward()` if it wants.
 
 As in TRL 1.16: `reset` gets every column of the prompt's row, and a text that it returns follows the last message of
-the prompt; the tools are the class's own public functions in the order of their names, behind those given beside
+the prompt; the tools are the class's own public functions in the order of their names, after those given beside
 them; an episode goes on while the policy calls tools; `get_reward`, which may be async, is asked once at its end,
 and is added to the rewards that are given beside it, which may take `environments`, the objects that played. A
 mapping of names to classes is routed by the column `environment`. What differs: a call that fails is answered in
@@ -15,12 +15,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from whet.envs.adapters.shared import cannot_be_made, number
-from whet.envs.tools.environment import CallFormat, ToolEnvironment, check_names
 from whet.envs.tools.find import MOST_CALLS, find_tools
 from whet.envs.tools.formats import Calling, call_format_of
 from whet.envs.tools.schema import json_schema
 from whet.envs.tools.tool import OpenTools, Tool, ToolLimits, ToolSource
-from whet.rollout.calls import CallPool, finished
+from whet.envs.tools.tool_environment import CallFormat, ToolEnvironment, check_names
+from whet.rollout.call_pool import CallPool, finished
 from whet.types import Completion, InitialObservation, Prompt, StepResult, StopReason, WhetError
 
 ROUTE = "environment"  # the column that chooses among several classes
@@ -65,10 +65,10 @@ class TrlEnvironment:
         conversation = [dict(message) for message in prompt.messages] or [
             {"role": "user", "content": prompt.text or ""}
         ]
-        said = self.foreign.reset(**{"prompt": conversation, **row})
-        if said is not None and not isinstance(said, str):
-            raise TypeError(f"{self._name}.reset gave a value of type {type(said).__name__}; expected text or None")
-        last = {**conversation[-1], "content": conversation[-1]["content"] + said} if said else conversation[-1]
+        addition = self.foreign.reset(**{"prompt": conversation, **row})
+        if addition is not None and not isinstance(addition, str):
+            raise TypeError(f"{self._name}.reset gave a value of type {type(addition).__name__}; expected text or None")
+        last = {**conversation[-1], "content": conversation[-1]["content"] + addition} if addition else conversation[-1]
         return self._inner.start(Prompt(prompt.id, (*conversation[:-1], last), None, prompt.answer, prompt.meta))
 
     async def step(self, completion: Completion) -> StepResult:
@@ -77,7 +77,7 @@ class TrlEnvironment:
         return StepResult(reward=await self._reward(), done=True) if result.done else result
 
     async def cut_off(self, reason: StopReason) -> float | None:
-        """A limit ended the episode: it is scored as it stands."""
+        """Score the episode as it stands, because a limit ended it."""
         return await self._reward()
 
     def close(self) -> None:

@@ -90,7 +90,7 @@ class TasksetPlay:
         if failures or not played:
             raise RuntimeError(f"verifiers: {_error_line(failures[-1] if failures else 'the episode has no trace')}")
         metrics = {key: value for trace in played for key, value in trace.metrics.items() if value is not None}
-        rewards = {key: given.value for trace in played for key, given in trace.rewards.items() if given is not None}
+        rewards = {key: reward.value for trace in played for key, reward in trace.rewards.items() if reward is not None}
         mean = math.fsum(trace.reward for trace in played) / len(played)
         return _report(self._name, mean, {**rewards, **metrics})
 
@@ -119,7 +119,7 @@ class TasksetPlay:
 
 
 def _loaded(name: str, settings: str) -> ClassicPlay | TasksetPlay:
-    given = json.loads(settings)
+    configured = json.loads(settings)
     identifier = name.partition(":")[2]
     if not identifier:
         raise WhetError(f"the environment {name!r} names none; give verifiers:NAME, such as verifiers:gsm8k")
@@ -135,7 +135,7 @@ def _loaded(name: str, settings: str) -> ClassicPlay | TasksetPlay:
                 "load_environment; pip install 'verifiers==0.1.14'"
             )
         return ClassicPlay(name, _classic(name, identifier, settings))
-    environment, seat = _taskset_environment(name, identifier, given)
+    environment, seat = _taskset_environment(name, identifier, configured)
     return TasksetPlay(name, environment, seat, _tasks(name, identifier, settings))
 
 
@@ -183,14 +183,14 @@ def _taskset_environment(name: str, identifier: str, settings: Mapping[str, Any]
     from verifiers.v1.utils.loaders import default_harness_id, env_config_type, load_environment, resolve_env_config
 
     _add_chat()
-    given = {**settings, "taskset": {**dict(settings.get("taskset") or {}), "id": identifier}}
+    config = {**settings, "taskset": {**dict(settings.get("taskset") or {}), "id": identifier}}
     try:
-        seats = agent_config_fields(env_config_type(identifier, given.get("id") or "")())
+        seats = agent_config_fields(env_config_type(identifier, config.get("id") or "")())
         chat = {} if default_harness_id(identifier) == identifier else {"harness": {"id": CHAT}}
         for seat in seats:
             # verifiers' own default is a box at a provider; nothing here leaves this machine unless it is told to
-            given[seat] = {**chat, "runtime": {"type": "subprocess"}, **dict(given.get(seat) or {})}
-        environment = load_environment(resolve_env_config(given))
+            config[seat] = {**chat, "runtime": {"type": "subprocess"}, **dict(config.get(seat) or {})}
+        environment = load_environment(resolve_env_config(config))
     except Exception as error:
         raise cannot_be_made(f"the environment {name!r}", error, "check env.settings, its config") from error
     played = [seat for seat in seats if getattr(environment.config, seat).client is None]
@@ -292,10 +292,10 @@ def _key_in_environment(key: str) -> Iterator[str]:
 
 
 def _task_of(row: Mapping[str, Any], tasks: Sequence[Any]) -> Any:
-    place = (row.get("meta") or {}).get(SEED)
-    if isinstance(place, bool) or not isinstance(place, int) or not 0 <= place < len(tasks):
-        raise ValueError(f"the row has the seed {place!r}; expected the number of a task, 0 to {len(tasks) - 1}")
-    return tasks[place]
+    seed = (row.get("meta") or {}).get(SEED)
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < len(tasks):
+        raise ValueError(f"the row has the seed {seed!r}; expected the number of a task, 0 to {len(tasks) - 1}")
+    return tasks[seed]
 
 
 def _report(name: str, reward: Any, metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from whet.envs.serve import wire
-from whet.envs.serve.calls import CallRecord
+from whet.envs.serve.call_tree import CallRecord
 from whet.envs.serve.endpoint import HttpEndpoint, require_server
 from whet.envs.serve.programs import (
     PATIENCE,
@@ -48,17 +48,17 @@ LONGEST_VARIABLE = 100_000  # bytes; the system refuses longer ones
 
 @dataclass(frozen=True)
 class AgentLimits:
-    """Where an episode of a program ends that does not end by itself."""
+    """The limits that end an episode whose program does not end by itself."""
 
     calls: int = 64  # of an episode
-    tokens: int = 0  # behind the first prompt of a conversation; 0: what the context leaves
+    tokens: int = 0  # after the first prompt of a conversation; 0: what the context leaves
     seconds: float = 600.0
     at_once: int = AT_ONCE  # programs that run side by side
 
 
 @dataclass(eq=False)
 class _AgentEpisode:
-    """A program at work."""
+    """An episode that a program is playing."""
 
     record: CallRecord
     prompt: Prompt
@@ -174,11 +174,11 @@ class AgentRunner:
         return self._endpoint
 
     def _episode(
-        self, prompt: Prompt, tokens: tuple[int, ...], place: int, number: int, seed: tuple[int, ...]
+        self, prompt: Prompt, tokens: tuple[int, ...], index: int, number: int, seed: tuple[int, ...]
     ) -> _AgentEpisode:
         limits = self._limits
         name = f"{prompt.id}#{number}"
-        record = CallRecord(name, place, seed, most_calls=limits.calls, most_tokens=limits.tokens)
+        record = CallRecord(name, index, seed, most_calls=limits.calls, most_tokens=limits.tokens)
         return _AgentEpisode(record, prompt, tokens, secrets.token_urlsafe(24))
 
     def _run(

@@ -1,7 +1,7 @@
 """Completions that must have a form: JSON, JSON of a schema, or a call of a tool. llguidance is imported here alone.
 
 A grammar says which tokens may come next; the sampler draws among those, and gives log-probabilities among those. The
-trainer is told which they were, and computes its own among the same (`whet.envs.serve.calls`).
+trainer is told which they were, and computes its own among the same (`whet.envs.serve.call_tree`).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Grammars:
         return self._checked("\n".join(lines), "tools")
 
     def constraint(self, grammar: str) -> TokenConstraint:
-        """For one completion."""
+        """A fresh constraint for one completion."""
         import llguidance
 
         return _Grammar(llguidance.LLMatcher(self._vocabulary(), grammar), self._ends, len(self._tokenizer))
@@ -90,7 +90,9 @@ class Grammars:
         }
         parts: list[str] = []
         while text:
-            at, token = min(((text.find(each), each) for each in specials if each in text), default=(len(text), ""))
+            at, token = min(
+                ((text.find(special), special) for special in specials if special in text), default=(len(text), "")
+            )
             parts += [json.dumps(text[:at], ensure_ascii=False)] if at else []
             parts += [f"<[{specials[token]}]>"] if token else []
             text = text[at + len(token) :]

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from whet.envs.serve import responses, web, wire
-from whet.envs.serve.calls import CallRecord
+from whet.envs.serve.call_tree import CallRecord
 from whet.envs.serve.request_queue import Job, RequestQueue
 from whet.envs.serve.web import LOOPBACK, is_loopback
 from whet.envs.serve.wire import BadCall, CallRequest, ServedCompletions
@@ -50,7 +50,7 @@ class HttpEndpoint:
 
     @property
     def address(self) -> str:
-        """Without a path; clients of OpenAI's want /v1 behind it."""
+        """The server's URL without a path; OpenAI clients need /v1 appended."""
         return self._server.address
 
     def allow(self, token: str, record: CallRecord) -> None:
@@ -268,7 +268,7 @@ async def _awaited(request: Any, job: Job) -> Any:
 def _leave(job: Job, waiting: asyncio.Future[Any]) -> None:
     """Nobody waits for the job any more, and nobody will look at what becomes of it."""
     job.is_gone = True
-    waiting.add_done_callback(lambda each: each.cancelled() or each.exception())
+    waiting.add_done_callback(lambda future: future.cancelled() or future.exception())
 
 
 async def _disconnected(request: Any) -> None:

@@ -119,6 +119,7 @@ class FunctionEpisode:
 
     @property
     def has_ended(self) -> bool:
+        """Whether the function has returned or raised."""
         return self._ended.is_set()
 
     def ask_to_end(self) -> None:
@@ -184,7 +185,7 @@ def program_arguments(command: str) -> list[str]:
 
 
 class ProgramGuard:
-    """Ends the groups it was told of when this process ends, however it does: kill -9 too."""
+    """Kills the process groups it guards when this process ends, even by kill -9."""
 
     def __init__(self) -> None:
         self._groups: set[int] = set()
@@ -251,12 +252,12 @@ class AgentProgram:
         self,
         arguments: list[str],
         environment: Mapping[str, str],
-        given: str,
+        text: str,
         on_end: Callable[[], None],
         guard: ProgramGuard,
     ) -> None:
         with tempfile.TemporaryFile() as stdin:
-            stdin.write(given.encode())
+            stdin.write(text.encode())
             stdin.seek(0)
             self._process = subprocess.Popen(
                 arguments,
@@ -294,10 +295,12 @@ class AgentProgram:
 
     @property
     def has_ended(self) -> bool:
+        """Whether the process has ended."""
         return self._ended.is_set()
 
     @property
     def exit_code(self) -> int:
+        """What the process ended with; -1 while it runs."""
         code = self._process.returncode
         return -1 if code is None else code
 

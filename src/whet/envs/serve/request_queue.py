@@ -23,11 +23,11 @@ from typing import Any, TypeVar
 from whet.data.call_formats import chosen_format
 from whet.data.chat import prompt_tokens
 from whet.data.turns import TurnRenderer, turn_renderer, without_control_tokens
-from whet.envs.serve.calls import CallRecord, ModelCall
+from whet.envs.serve.call_tree import CallRecord, ModelCall
 from whet.envs.serve.constraints import Grammars
 from whet.envs.serve.wire import BadCall, CalledTool, CallRequest, Choice, ScoreRequest, ServedCompletions
-from whet.envs.tools.environment import CallFormat
 from whet.envs.tools.formats import call_format_of
+from whet.envs.tools.tool_environment import CallFormat
 from whet.protocols import Engine, Session
 from whet.rollout.seed import request_seed
 from whet.rollout.session import open_session
@@ -175,7 +175,7 @@ class RequestQueue:
         self.is_open = True
 
     def close(self) -> None:
-        """Send away whoever still waits, and end the sessions."""
+        """Refuse the requests that still wait, and end the sessions."""
         with self._lock:
             self.is_open = False
         self.take()
@@ -200,12 +200,12 @@ class RequestQueue:
         return [] if self._opened is None else list(self._opened.writing.values())
 
     def wait(self, seconds: float) -> None:
-        """Until somebody hands in a request, or calls `wake`."""
+        """Wait until somebody hands in a request or calls `wake`, at most so many seconds."""
         self._wake.wait(seconds)
         self._wake.clear()
 
     def take(self) -> None:
-        """Look for new requests."""
+        """Move the requests that have arrived to those that wait."""
         while True:
             try:
                 self.waiting.append(self._queue.get_nowait())
@@ -274,7 +274,7 @@ class RequestQueue:
         return any(job.record is record for job in (*self.waiting, *(job for job, _ in self._writing)))
 
     def drop(self, record: CallRecord) -> None:
-        """The episode is over: whoever still asks in its name is sent away, and its rows are free."""
+        """Refuse the requests of an episode that is over, and free its rows."""
         record.is_open = False
         self.take()
         for job in [waiting_job for waiting_job in self.waiting if waiting_job.record is record]:
@@ -478,7 +478,7 @@ class RequestQueue:
             raise BadCall(str(error)) from error
 
     def _prompted(self, record: CallRecord, request: CallRequest) -> ModelCall:
-        """The tokens of a request: those that were sampled are taken as they are."""
+        """The tokens of a request; those that were sampled earlier are reused, not tokenized again."""
         if request.tokens is not None:
             size = len(self._tokenizer)
             if max(request.tokens) >= size:
@@ -579,7 +579,7 @@ class RequestQueue:
         return call_format
 
     def _renderer(self, tools: Sequence[Mapping[str, Any]]) -> TurnRenderer | str:
-        """What writes answers behind a sampled turn, or why the template cannot be applied so."""
+        """What writes answers after a sampled turn, or why the template cannot be applied so."""
         chat = bool(self._tokenizer.chat_template)
         make = partial(turn_renderer, self._tokenizer, chat=chat, tools=tools, history=self._history)
         return _remembered(self._renderers, tools, make)
@@ -665,7 +665,7 @@ def _remembered(
 
 
 def _fits(shape: SessionShape, length: int, budget: int) -> bool:
-    """What stands behind the room for prompts has to find its own."""
+    """Whether the request fits: its budget must find room after the room for prompts."""
     return max(0, length - shape.prompt_tokens) + budget <= shape.growth
 
 

@@ -37,9 +37,9 @@ def parse_responses(body: Mapping[str, Any]) -> CallRequest:
 
 
 def _messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The items of the input as messages: a text and the calls behind it are one."""
-    given = body.get("input")
-    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    """The items of the input as messages: a text and the calls after it are one."""
+    content = body.get("input")
+    items = [{"role": "user", "content": content}] if isinstance(content, str) else content
     if not isinstance(items, list) or not items:
         raise BadCall("input is missing or empty; expected a text or a list of items", param="input")
     messages: list[dict[str, Any]] = []
@@ -71,7 +71,7 @@ def _tool(tool: Any) -> Any:
 
 
 def response_json(request: CallRequest, result: ServedCompletions, model: str) -> dict[str, Any]:
-    """The whole answer."""
+    """The whole answer of a request to /v1/responses, as JSON."""
     (choice,) = result.choices
     counts = wire.usage(result)
     cut = choice.finish == "length"
@@ -119,8 +119,8 @@ def _items(name: str, choice: Choice) -> list[dict[str, Any]]:
     if choice.content or not choice.tool_calls:
         items.append(_message(name, choice.content))
     for call in choice.tool_calls:
-        said = {"call_id": call.id, "name": call.name, "arguments": call.arguments}
-        items.append({"type": "function_call", "id": f"fc_{call.id}", "status": "completed", **said})
+        fields = {"call_id": call.id, "name": call.name, "arguments": call.arguments}
+        items.append({"type": "function_call", "id": f"fc_{call.id}", "status": "completed", **fields})
     return items
 
 
@@ -142,7 +142,7 @@ class ResponseEvents:
         return self._numbered([*events, _text_delta(_message(result.id, ""), 0, text)])
 
     def end(self, result: ServedCompletions, model: str, streamed: Mapping[int, int]) -> list[str]:
-        """What is left to be told when all is written."""
+        """The last events, sent when everything is written."""
         whole = response_json(self._request, result, model)
         events = [] if self._sent else self._created(result, model)
         for index, item in enumerate(whole["output"]):

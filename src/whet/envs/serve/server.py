@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from whet.envs.serve.calls import CallRecord
+from whet.envs.serve.call_tree import CallRecord
 from whet.envs.serve.endpoint import HttpEndpoint
 from whet.envs.serve.request_queue import RequestQueue
 from whet.envs.serve.web import LOOPBACK
@@ -38,6 +38,7 @@ class ModelServer:
 
     @property
     def address(self) -> str:
+        """The base URL that a client calls, with host and port."""
         return self._endpoint.address
 
     def start(self) -> None:

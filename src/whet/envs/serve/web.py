@@ -68,7 +68,7 @@ class HttpServer:
 
     @property
     def address(self) -> str:
-        """Without a path."""
+        """The server's URL without a path."""
         shown = LOOPBACK if self._host in ("0.0.0.0", "") else "::1" if self._host == "::" else self._host
         return f"http://{f'[{shown}]' if ':' in shown else shown}:{self.port}"
 

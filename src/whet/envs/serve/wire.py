@@ -36,7 +36,7 @@ class BadCall(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """As OpenAI's clients expect it."""
+        """The response body that OpenAI's clients expect."""
         kinds = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
         kind = kinds.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
@@ -44,7 +44,7 @@ class BadCall(Exception):
 
 @dataclass(frozen=True)
 class SamplingWishes:
-    """What a request says about sampling; None: nothing."""
+    """The sampling settings of a request; None for what it does not set."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -201,13 +201,13 @@ def _called(choice: Any, tools: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
 
 def _form(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The JSON schema that `response_format` asks for; None: any text."""
-    given = _table(body, "response_format")
-    kind = given.get("type", "text")
+    form = _table(body, "response_format")
+    kind = form.get("type", "text")
     if kind == "text":
         return None
     if kind == "json_object":
         return NOTHING
-    named = given.get("json_schema", given)  # the Responses API has name and schema beside the type
+    named = form.get("json_schema", form)  # the Responses API has name and schema beside the type
     schema = named.get("schema") if isinstance(named, dict) else None
     if kind != "json_schema" or not isinstance(schema, dict):
         raise BadCall(
@@ -655,5 +655,5 @@ def reported_reward(value: Any, note: Callable[[str], None]) -> tuple[ReportedRe
 def message_key(message: Message) -> str:
     """Equal for messages that say the same: blanks around a text and the ids of calls say nothing."""
     calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or ()]
-    said = (message["role"], str(message.get("content") or "").strip(), message.get("reasoning_content"), calls)
-    return json.dumps(said, sort_keys=True)
+    parts = (message["role"], str(message.get("content") or "").strip(), message.get("reasoning_content"), calls)
+    return json.dumps(parts, sort_keys=True)

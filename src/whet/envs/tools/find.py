@@ -14,13 +14,13 @@ from types import MappingProxyType
 from typing import Any
 
 from whet.envs.tools.calculator import calculator
-from whet.envs.tools.environment import ToolEnvironment, check_names
 from whet.envs.tools.formats import call_format_of
 from whet.envs.tools.sandboxed import python_source, sandboxed_source, warm_sandboxes
 from whet.envs.tools.tool import Tool, ToolLimits, ToolSource, as_tool, class_source, function_source, tool_name
+from whet.envs.tools.tool_environment import ToolEnvironment, check_names
 from whet.registry import imported
 from whet.reward.sandbox.pool import shared_sandbox
-from whet.rollout.calls import CallPool
+from whet.rollout.call_pool import CallPool
 from whet.types import WhetError, did_you_mean
 
 BUILT_IN = ("calculator", "python", "search")
@@ -29,7 +29,7 @@ MOST_CALLS = 16  # of one turn
 
 
 def find_tools(spec: str | Callable[..., Any], settings: Mapping[str, Any] = NO_SETTINGS) -> ToolSource:
-    """The tools that a name, a function or a class stands for, checked."""
+    """The tools behind a name, a function or a class, checked."""
     if isinstance(spec, str):
         return _named(spec, settings)
     if isinstance(spec, Tool):

@@ -23,7 +23,7 @@ from whet.data.call_formats import (
 )
 from whet.data.chat import templated
 from whet.data.turns import turn_renderer
-from whet.envs.tools.environment import CallFormat
+from whet.envs.tools.tool_environment import CallFormat
 from whet.types import Completion, WhetError
 
 
@@ -80,7 +80,7 @@ def call_format_of(
 
 
 def _instructing_role(tokenizer: Any) -> str:
-    """Whose message holds the instructions: the system's where the template shows it."""
+    """The role whose message holds the instructions: the system where the template shows it, else the user."""
     probe = "probe0instructions"
     try:
         shown: str = templated(
@@ -92,7 +92,7 @@ def _instructing_role(tokenizer: Any) -> str:
 
 
 def _answering_role(tokenizer: Any, history: str) -> str:
-    """Who brings the results: the tool where the template knows that role, else the user."""
+    """The role that brings tool results: the tool where the template knows that role, else the user."""
     try:
         turn_renderer(tokenizer, chat=True, history=history, roles=("tool",))
     except WhetError:

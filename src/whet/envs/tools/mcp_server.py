@@ -57,6 +57,7 @@ class ServerConnection:
 
     @property
     def is_dead(self) -> bool:
+        """Whether the server was started and no longer runs."""
         return self._has_started and (self._life is None or self._life.done())
 
     def start(self) -> None:
@@ -205,7 +206,7 @@ class SharedServer:
         self._lock = threading.Lock()
 
     def running(self) -> ServerConnection:
-        """The connection that calls go to."""
+        """The connection to a server that runs, started if necessary."""
         with self._lock:
             if self._connection.is_dead:
                 logger.warning("the MCP server %s has ended; it is started again", shlex.join(self._command))

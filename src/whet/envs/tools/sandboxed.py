@@ -84,8 +84,8 @@ def sandboxed_source(thing: Any, schemas: Sequence[Mapping[str, Any]]) -> ToolSo
 
         names = [tool_name(schema) for schema in schemas]
         tools = [
-            Tool(each, schema, functools.partial(call, each), session, True)
-            for each, schema in zip(names, schemas, strict=True)
+            Tool(name, schema, functools.partial(call, name), session, True)
+            for name, schema in zip(names, schemas, strict=True)
         ]
         return OpenTools(tuple(tools), session.close)
 

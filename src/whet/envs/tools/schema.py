@@ -56,7 +56,7 @@ def json_schema(function: Callable[..., Any]) -> Mapping[str, Any]:
     return _derived(function, name, location)
 
 
-def _derived(function: Callable[..., Any], name: str, place: str) -> Mapping[str, Any]:
+def _derived(function: Callable[..., Any], name: str, where: str) -> Mapping[str, Any]:
     from transformers.utils.chat_template_utils import get_json_schema
 
     try:
@@ -69,20 +69,20 @@ def _derived(function: Callable[..., Any], name: str, place: str) -> Mapping[str
         text = " ".join(" ".join(str(part) for part in error.args).split()) or type(error).__name__
         if "no docstring" in text:
             raise WhetError(
-                f"tool {name!r}{place} has no docstring; say what it does, and under Args: what each argument is"
+                f"tool {name!r}{where} has no docstring; say what it does, and under Args: what each argument is"
             ) from None
         if "no description for the argument" in text:
             argument = text.rsplit("'", 2)[1]
             raise WhetError(
-                f"tool {name!r}{place}: its docstring does not describe the argument {argument!r}; add the line "
+                f"tool {name!r}{where}: its docstring does not describe the argument {argument!r}; add the line "
                 f"'{argument}: what it is' under Args:"
             ) from None
         raise WhetError(
-            f"tool {name!r}{place}: no JSON schema for its type hints ({text}); use str, int, float, bool, list, dict, "
+            f"tool {name!r}{where}: no JSON schema for its type hints ({text}); use str, int, float, bool, list, dict, "
             "Literal, or unions of them"
         ) from None
     if not schema["function"]["description"]:
-        raise WhetError(f"tool {name!r}{place}: its docstring does not begin with what it does; add a sentence")
+        raise WhetError(f"tool {name!r}{where}: its docstring does not begin with what it does; add a sentence")
     return schema  # type: ignore[no-any-return]
 
 

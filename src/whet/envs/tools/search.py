@@ -108,9 +108,9 @@ def _tokens(text: str) -> list[str]:
     return WORD.findall(text.lower())
 
 
-def read_corpus(place: str) -> list[CorpusDocument]:
+def read_corpus(corpus: str) -> list[CorpusDocument]:
     """The documents of a file or folder, empty ones left out; raises `WhetError` if none remain."""
-    path = Path(place).expanduser()
+    path = Path(corpus).expanduser()
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.is_file() and file.suffix in TEXT_FILES)
         documents = [CorpusDocument(_text(file), str(file.relative_to(path).with_suffix(""))) for file in files]
@@ -119,13 +119,13 @@ def read_corpus(place: str) -> list[CorpusDocument]:
     elif path.is_file() and path.suffix in TEXT_FILES:
         documents = [CorpusDocument(piece.strip()) for piece in PARAGRAPHS.split(_text(path))]
     elif path.is_file():
-        raise WhetError(f"the corpus {place} is no .jsonl, .txt or .md file; convert it, or give a folder of texts")
+        raise WhetError(f"the corpus {corpus} is no .jsonl, .txt or .md file; convert it, or give a folder of texts")
     else:
         near = [neighbour.name for neighbour in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise WhetError(f"there is no corpus {place}{did_you_mean(path.name, near)}; give a file or a folder of texts")
+        raise WhetError(f"there is no corpus {corpus}{did_you_mean(path.name, near)}; give a file or a folder of texts")
     documents = [document for document in documents if document.text.strip()]
     if not documents:
-        raise WhetError(f"the corpus {place} has no documents; give a .jsonl or .txt file, or a folder of texts")
+        raise WhetError(f"the corpus {corpus} has no documents; give a .jsonl or .txt file, or a folder of texts")
     return documents
 
 

@@ -33,10 +33,12 @@ class PairBatch:
 
     @property
     def num_rows(self) -> int:
+        """The number of pairs, or of single completions where they are labelled."""
         return self.lengths.shape[0]
 
     @property
     def paired(self) -> bool:
+        """Whether rows are pairs of chosen and rejected; False where each completion has a label."""
         return self.label is None
 
     @property
@@ -116,7 +118,7 @@ class PairCompletions:
 
     @property
     def ref_logp(self) -> Tensor:
-        """[B, S]."""
+        """The reference's summed log-probabilities [B, S]."""
         if self.batch.ref_logp is None:
             raise ValueError("the method compares with a reference and the batch has no ref_logp")
         return self._safe(summed(self.batch, self.batch.ref_logp.to(self.logp.dtype)))

@@ -83,6 +83,7 @@ class PairCurve(CostCurve):
     contrasts: ClassVar[bool] = True
 
     def share(self, scores: PairScores, totals: PairTotals) -> Tensor | float:
+        """Each pair counts one over the number of pairs of the whole optimizer step."""
         return 1 / max(totals.pairs, 1)
 
 
@@ -107,10 +108,10 @@ class Logistic(PairCurve):
         return self.coefficient * (-likely * functional.logsigmoid(x) - (1 - likely) * functional.logsigmoid(-x))
 
     def words(self) -> str:
-        said = f"beta {self.beta:g}"
-        said += f", a target margin of {self.gamma:g}" if self.gamma else ""
-        said += f", counting {self.coefficient:g}" if self.coefficient != 1 else ""
-        return said + (f"; labels are taken to be wrong in {self.smoothing:.0%} of the pairs" if self.smoothing else "")
+        text = f"beta {self.beta:g}"
+        text += f", a target margin of {self.gamma:g}" if self.gamma else ""
+        text += f", counting {self.coefficient:g}" if self.coefficient != 1 else ""
+        return text + (f"; labels are taken to be wrong in {self.smoothing:.0%} of the pairs" if self.smoothing else "")
 
     def symbols(self, score: str, contrast: str) -> str:
         x = f"{self.beta:g} ({contrast})" + (f" - {self.gamma:g}" if self.gamma else "")
@@ -241,6 +242,7 @@ class CompletionCurve(CostCurve):
     anchors: ClassVar[bool] = True
 
     def share(self, scores: PairScores, totals: PairTotals) -> Tensor | float:
+        """Desirable and undesirable completions each count one over their number in the whole step."""
         return by_class(scores, 1 / max(totals.desirable, 1), 1 / max(totals.undesirable, 1))
 
 
@@ -271,12 +273,13 @@ class Prospect(CompletionCurve):
         return by_class(scores, self.desirable, self.undesirable) * lost
 
     def share(self, scores: PairScores, totals: PairTotals) -> Tensor | float:
+        """Each completion counts one over the number of all completions of the step."""
         return 1 / max(totals.desirable + totals.undesirable, 1)
 
     def words(self) -> str:
         weights = (self.desirable, self.undesirable)
-        said = f"; desirable completions weigh {weights[0]:g}, undesirable ones {weights[1]:g}"
-        return f"beta {self.beta:g}: gains and losses against a reference point, each completion by itself{said}"
+        text = f"; desirable completions weigh {weights[0]:g}, undesirable ones {weights[1]:g}"
+        return f"beta {self.beta:g}: gains and losses against a reference point, each completion by itself{text}"
 
     def symbols(self, score: str, contrast: str) -> str:
         good, bad, beta = f"{self.desirable:g}", f"{self.undesirable:g}", f"{self.beta:g}"

@@ -39,7 +39,7 @@ class PairContrast(Component):
         return self
 
     def symbols(self) -> str:
-        """In terms of s_w and s_l."""
+        """The contrast as a formula in s_w and s_l."""
         return super().symbols()
 
 
@@ -103,7 +103,7 @@ class ImitateGood(Component):
 
 
 class NoPairImitation(ImitateGood):
-    """Nothing."""
+    """No imitation: the loss is the preference loss alone."""
 
     name: ClassVar[str] = "none"
     in_symbols: ClassVar[str] = ""
@@ -165,7 +165,7 @@ class PairWeight(Component):
 
 
 class Alike(PairWeight):
-    """1."""
+    """The factor 1 for every pair."""
 
     name: ClassVar[str] = "alike"
     in_symbols: ClassVar[str] = ""
@@ -230,7 +230,7 @@ class Anchor(Component):
 
 
 class Zero(Anchor):
-    """s as it is."""
+    """No reference point: s unchanged."""
 
     name: ClassVar[str] = "zero"
     in_symbols: ClassVar[str] = ""

@@ -11,7 +11,7 @@ from whet.objective.presets.preset import Preset
 from whet.objective.ratio import TokenRatio
 from whet.objective.scale import GroupStd, NoScale
 from whet.objective.siblings import GroupAndTree, Siblings
-from whet.objective.steps import AnchoredSteps, StepSum, TurnReturn
+from whet.objective.step_credit import AnchoredSteps, StepSum, TurnReturn
 from whet.objective.terms import ImitateObserved
 
 RLOO_TURNS = Preset(

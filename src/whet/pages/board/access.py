@@ -60,7 +60,7 @@ class BoardAccess:
 
     @property
     def cookie(self) -> str:
-        """Its name; browsers share cookies between the ports of a machine."""
+        """The cookie's name, which has the port in it: browsers share cookies between the ports of a machine."""
         return f"whet_board_{self.port}"
 
     def check_host(self, headers: Mapping[str, str]) -> None:
@@ -93,9 +93,9 @@ class BoardAccess:
         if not self.is_token(_sent_token(headers)):
             raise Refusal(401, "writing needs the token that `whet board` printed, as X-Whet-Token")
 
-    def is_token(self, given: str) -> bool:
+    def is_token(self, candidate: str) -> bool:
         """Whether a text is the token of this board."""
-        return hmac.compare_digest(_digest(given), _digest(self.token))
+        return hmac.compare_digest(_digest(candidate), _digest(self.token))
 
 
 def _sent_token(headers: Mapping[str, str]) -> str:

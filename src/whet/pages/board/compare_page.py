@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from whet.pages.board.board_app import Board, BoardApp, BoardRequest, BoardResponse, json_response
 from whet.pages.board.files import RUN
 from whet.pages.board.reader import RunReader, RunView
 from whet.pages.board.run_page import POINTS, chart_record, num_points
-from whet.pages.board.server import Board, BoardApp, BoardRequest, BoardResponse, json_response
 from whet.pages.chart_specs import NUM_TONES, chart, reaches
 from whet.pages.render import Figure
 from whet.pages.run_charts import STEP_METRICS, TALL, evaluation_line
@@ -49,7 +49,7 @@ class ComparedRun:
 
     @property
     def config(self) -> str:
-        """The same for runs that differ in their seed alone."""
+        """The settings of the run without its seed: runs that differ in nothing else are a group."""
         return json.dumps({k: v for k, v in sorted(self.settings.items()) if k not in OWN_KEYS}, default=str)
 
 
@@ -64,9 +64,9 @@ def add_routes(app: BoardApp, board: Board) -> None:
             "about": (f"{len(runs)} runs",) if runs else (),
         }
         every = [
-            {"id": each.id, "place": each.place, "is_chosen": each.id in {run.id for run in runs}}
-            for each in board.look().values()
-            if each.kind == RUN
+            {"id": folder.id, "place": folder.place, "is_chosen": folder.id in {run.id for run in runs}}
+            for folder in board.look().values()
+            if folder.kind == RUN
         ]
         metrics, axis = common_metrics(runs), compared_axis(runs, request.query.get("across", ""))
         keys = [*(["evals"] if any(run.view.record.evals for run in runs) else ()), *metrics[:9]]
@@ -98,9 +98,10 @@ def add_routes(app: BoardApp, board: Board) -> None:
 
 def _chosen(board: Board, request: BoardRequest) -> list[ComparedRun]:
     ids = list(dict.fromkeys(run for run in request.query.get("runs", "").split(",") if run))[:MOST_COMPARED]
-    found = [(board.find(each, RUN), board.reader(each)) for each in ids]
+    readers = [(board.find(run_id, RUN), board.reader(run_id)) for run_id in ids]
     return [
-        ComparedRun(each.id, each.place, reader, reader.view(), flattened(reader.settings())) for each, reader in found
+        ComparedRun(folder.id, folder.place, reader, reader.view(), flattened(reader.settings()))
+        for folder, reader in readers
     ]
 
 
@@ -119,7 +120,7 @@ def seed_groups(runs: Sequence[ComparedRun]) -> list[list[ComparedRun]]:
 
 
 def group_names(groups: Sequence[Sequence[ComparedRun]]) -> list[str]:
-    """What tells a group from the others: its method, or the settings in which it differs, or its folder."""
+    """The name of each group: the method, the settings in which it differs, or its folder."""
     differing = [name for name in _differing([group[0] for group in groups]) if name not in OWN_KEYS]
     names = []
     for group in groups:
@@ -142,7 +143,7 @@ class ComparedAxis:
     size: float = 1.0  # seconds of a unit
 
     def place(self, run: ComparedRun) -> Callable[[float], float] | None:
-        """From a step of a run to its place on the axis; None where that is not known, or not yet."""
+        """A function from a run's step to its x coordinate; None where it is not known, or not yet."""
         if self.name == "step":
             return float
         course = self.of(run)
@@ -184,8 +185,8 @@ def compared_chart(
             continue
         drawn = _points(curves[0]) if len(curves) == 1 else banded(curves)
         if is_eval and len(group) == 1:
-            place = axis.place(group[0]) or float
-            drawn = evaluation_line(name, group[0].view.record.evaluations(), tone, place)
+            x_of_step = axis.place(group[0]) or float
+            drawn = evaluation_line(name, group[0].view.record.evaluations(), tone, x_of_step)
         lines.append(drawn | {"name": name, "tone": tone % NUM_TONES, "dashed": tone >= NUM_TONES, "marked": is_eval})
     values = [value for line in lines for value in line["y"] if value is not None]
     if not values:
@@ -207,17 +208,17 @@ def _points(curve: Sequence[tuple[float, float]]) -> dict[str, Any]:
 def _curve(
     run: ComparedRun, key: str, axis: ComparedAxis, start: float | None, end: float | None, most: int
 ) -> list[tuple[float, float]]:
-    place, course = axis.place(run), axis.of(run)
-    if place is None:
+    x_of, course = axis.place(run), axis.of(run)
+    if x_of is None:
         return []
     if axis.name != "step" and course is not None:  # a stretch of the axis is another stretch of steps in each run
         start, end = (None if edge is None else float(np.interp(edge, course[1], course[0])) for edge in (start, end))
     if key == "evals":
-        curve = [(float(each.step), each.value) for each in run.view.record.evaluations().measured]
+        curve = [(float(point.step), point.value) for point in run.view.record.evaluations().measured]
     else:
         points = run.reader.points([key], start, end, most)[key]
         curve = [(x, y) for x, y in zip(points.x, points.y, strict=True) if y is not None]
-    return [(place(x), y) for x, y in curve]
+    return [(x_of(x), y) for x, y in curve]
 
 
 def banded(curves: Sequence[Sequence[tuple[float, float]]]) -> dict[str, Any]:

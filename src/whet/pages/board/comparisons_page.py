@@ -6,10 +6,10 @@ import json
 from posixpath import normpath
 from typing import Any
 
+from whet.pages.board.board_app import Board, BoardApp, BoardRequest, BoardResponse
 from whet.pages.board.files import COMPARISON, RUN, SIGNS, FoundFolder, file_state, read_small
 from whet.pages.board.run_page import MOST_REPORT, stored_page
 from whet.pages.board.runs_page import row
-from whet.pages.board.server import Board, BoardApp, BoardRequest, BoardResponse
 from whet.pages.compare import MethodComparison, comparison_from, comparison_page_values
 
 COMPARE_REPORT = "compare.html"
@@ -17,13 +17,13 @@ UNREADABLE = "compare.json cannot be read: it is damaged, being written, or of a
 
 
 def add_routes(app: BoardApp, board: Board) -> None:
-    """The pages of comparisons."""
+    """Add the pages of comparisons."""
 
     def page(request: BoardRequest) -> BoardResponse:
         folder = board.find(request.path["run"], COMPARISON)
-        all_runs = [each for each in board.found().values() if each.kind == RUN]
-        runs = [board.glance(each) for each in all_runs if each.parent == folder.id]
-        addresses = {each.place: f"/run/{each.id}" for each in all_runs}
+        all_runs = [folder for folder in board.found().values() if folder.kind == RUN]
+        runs = [board.glance(run) for run in all_runs if run.parent == folder.id]
+        addresses = {run.place: f"/run/{run.id}" for run in all_runs}
         shown = comparison_page_values(
             read_comparison(folder) or MethodComparison((), (), ()),
             lambda run: addresses.get(normpath(f"{folder.place}/{run.folder}"), ""),
@@ -35,8 +35,8 @@ def add_routes(app: BoardApp, board: Board) -> None:
             "compare.html",
             **shown | {"about": (folder.group, *shown["about"])},
             run=folder,
-            runs=[row(each) for each in runs],
-            ids=",".join(each.id for each in runs[:24]),
+            runs=[row(run) for run in runs],
+            ids=",".join(run.id for run in runs[:24]),
             has_report=file_state(folder.path / COMPARE_REPORT) is not None,
         )
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from whet.pages.board.board_app import Board, BoardApp, BoardRequest, BoardResponse
 from whet.pages.board.files import EVALUATION, RUN, FoundFolder, file_state, read_small
-from whet.pages.board.server import Board, BoardApp, BoardRequest, BoardResponse
-from whet.pages.evaluation import interval_figure
+from whet.pages.eval_report import interval_figure
 from whet.pages.render import Figure, PageTable
 from whet.record.metrics.intervals import IntervalEstimate
 from whet.record.text import ABSENT, estimate_text, headline, metric_text, words
@@ -39,19 +39,19 @@ class ListedEval:
 
 
 def add_routes(app: BoardApp, board: Board) -> None:
-    """The page of evaluations."""
+    """Add the page that lists all evaluations."""
 
     def page(request: BoardRequest) -> BoardResponse:
-        found = list(board.look().values())
+        folders = list(board.look().values())
         listed: list[ListedEval] = []
         damaged: list[str] = []
-        for folder in found:
+        for folder in folders:
             if folder.kind == EVALUATION:
                 evals = read_evals(folder)
                 listed += evals or ()
                 damaged += [folder.place] if evals is None else []
-        listed.sort(key=lambda each: (each.task, -each.measured))
-        runs = [row for folder in found if folder.kind == RUN if (row := run_row(folder)) is not None]
+        listed.sort(key=lambda evaluation: (evaluation.task, -evaluation.measured))
+        runs = [row for folder in folders if folder.kind == RUN if (row := run_row(folder)) is not None]
         tasks = [(task, [e for e in listed if e.task == task]) for task in dict.fromkeys(e.task for e in listed)]
         return board.page(
             "eval.html",
@@ -69,31 +69,31 @@ def add_routes(app: BoardApp, board: Board) -> None:
     app.get("/evals", page)
 
 
-def read_evals(found: FoundFolder) -> list[ListedEval] | None:
+def read_evals(folder: FoundFolder) -> list[ListedEval] | None:
     """What an eval.json lists; None where it cannot be read."""
-    path = found.path / "eval.json"
+    path = folder.path / "eval.json"
     content, state = read_small(path), file_state(path)
     try:
         record = json.loads(content or b"")
         return [
-            _listed(evaluation, found.place, state.changed / 1e9 if state else 0.0) for evaluation in record["evals"]
+            _listed(evaluation, folder.place, state.changed / 1e9 if state else 0.0) for evaluation in record["evals"]
         ]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 
 
-def _listed(each: Mapping[str, Any], place: str, measured: float) -> ListedEval:
-    summary = each["summary"]
+def _listed(evaluation: Mapping[str, Any], folder_path: str, measured: float) -> ListedEval:
+    summary = evaluation["summary"]
     value = {name: math.nan if summary["value"][name] is None else float(summary["value"][name]) for name in ENDS}
     return ListedEval(
-        model=str(each["model"]),
-        task=str(each["task"]),
+        model=str(evaluation["model"]),
+        task=str(evaluation["task"]),
         measure=str(summary["measure"]),
         estimate=IntervalEstimate(**value),
         prompts=int(summary["prompts"]),
         samples=int(summary["samples"]),
-        temperature=float(each.get("temperature") or 0.0),
-        place=place,
+        temperature=float(evaluation.get("temperature") or 0.0),
+        place=folder_path,
         measured=measured,
     )
 
@@ -122,18 +122,18 @@ def _figures(task: str, evals: list[ListedEval]) -> list[Figure]:
     drawn = [
         evaluation for evaluation in evals if all(math.isfinite(getattr(evaluation.estimate, end)) for end in ENDS)
     ]
-    drawn = [each for each in drawn if each.measure == drawn[0].measure][:MOST_BARS]
+    drawn = [evaluation for evaluation in drawn if evaluation.measure == drawn[0].measure][:MOST_BARS]
     if len(drawn) < 2:
         return []
     title = f"{drawn[0].measure.capitalize()} on {task}"
-    rows = [(each.model[-LONGEST_NAME:], each.estimate) for each in drawn]
+    rows = [(evaluation.model[-LONGEST_NAME:], evaluation.estimate) for evaluation in drawn]
     return [interval_figure(title, "95% intervals over the prompts", rows, drawn[0].measure == "accuracy")]
 
 
-def run_row(found: FoundFolder) -> dict[str, str] | None:
+def run_row(folder: FoundFolder) -> dict[str, str] | None:
     """What a run measured of itself on held-out prompts, before and after; None where it did not."""
     try:
-        summary = json.loads(read_small(found.path / "run.json") or b"")
+        summary = json.loads(read_small(folder.path / "run.json") or b"")
         before, after = (dict(summary.get(end) or {}) for end in ("before", "after"))
         name = headline(after)
     except (ValueError, TypeError, AttributeError, RecursionError):
@@ -145,4 +145,10 @@ def run_row(found: FoundFolder) -> dict[str, str] | None:
         value = values.get(name)
         return metric_text(name, value) if isinstance(value, int | float) else ABSENT
 
-    return {"id": found.id, "place": found.place, "metric": words(name), "before": shown(before), "after": shown(after)}
+    return {
+        "id": folder.id,
+        "place": folder.place,
+        "metric": words(name),
+        "before": shown(before),
+        "after": shown(after),
+    }

@@ -35,7 +35,7 @@ MOST_FOUND = 20_000
 
 @dataclass(frozen=True)
 class FileState:
-    """What tells whether a file was changed."""
+    """The size, time and identity of a file, which tell whether it was changed."""
 
     size: int
     changed: int  # nanoseconds
@@ -43,14 +43,14 @@ class FileState:
 
 
 def file_state(path: Path | str) -> FileState | None:
-    """None where there is no regular file."""
+    """The size, time and identity of a regular file; None where there is none."""
     try:
-        found = os.stat(path, follow_symlinks=False)
+        status = os.stat(path, follow_symlinks=False)
     except (OSError, ValueError):
         return None
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         return None
-    return FileState(found.st_size, found.st_mtime_ns, (found.st_dev, found.st_ino))
+    return FileState(status.st_size, status.st_mtime_ns, (status.st_dev, status.st_ino))
 
 
 def open_file(path: Path) -> BinaryIO | None:
@@ -80,16 +80,16 @@ def read_small(path: Path, most: int = MOST_SMALL) -> bytes | None:
 
 def visible(text: str) -> str:
     """The text with such characters as their code, like <U+202E>."""
-    return UNSEEN.sub(lambda found: f"<U+{ord(found[0]):04X}>", text)
+    return UNSEEN.sub(lambda match: f"<U+{ord(match[0]):04X}>", text)
 
 
 @dataclass
 class LogPart:
-    """What was read."""
+    """A part of a growing log: the lines that were read."""
 
     lines: list[tuple[int, bytes]] = field(default_factory=list)  # where each begins, and its text
     is_anew: bool = False  # what was read before no longer stands: these are the first lines
-    is_end: bool = True  # there is no complete line behind them, for now
+    is_end: bool = True  # there is no complete line after them, for now
     num_too_long: int = 0
 
 
@@ -101,7 +101,7 @@ class GrowingLog:
         self._forget()
 
     def _forget(self) -> None:
-        self.position = 0  # behind the last complete line
+        self.position = 0  # after the last complete line
         self._identity: tuple[int, int] | None = None
         self._mark = b""
         self._is_skipping = False  # inside a line that is too long
@@ -127,8 +127,8 @@ class GrowingLog:
             self._forget()
             return LogPart(is_anew=was_read)
         with file:
-            found = os.fstat(file.fileno())
-            identity, size = (found.st_dev, found.st_ino), found.st_size
+            status = os.fstat(file.fileno())
+            identity, size = (status.st_dev, status.st_ino), status.st_size
             part = LogPart()
             if not self._still_stands(file.fileno(), identity, size):
                 part.is_anew = self._identity is not None
@@ -195,15 +195,15 @@ def last_lines(path: Path, count: int, block: int = 1 << 16) -> list[tuple[int, 
         while True:
             start = max(0, size - block)
             content = os.pread(file.fileno(), size - start, start)
-            lines = content.split(b"\n")[:-1]  # behind the last newline is nothing, or a torn line
+            lines = content.split(b"\n")[:-1]  # after the last newline is nothing, or a torn line
             if start == 0 or len(lines) > count or block >= LONGEST:
                 break
             block *= 4
-    place, found = start, []
+    offset, offset_lines = start, []
     for line in lines:
-        found.append((place, line))
-        place += len(line) + 1
-    return (found[1:] if start else found)[-count:]
+        offset_lines.append((offset, line))
+        offset += len(line) + 1
+    return (offset_lines[1:] if start else offset_lines)[-count:]
 
 
 def spaced_lines(path: Path, count: int, block: int = 1 << 13) -> list[tuple[int, bytes]]:
@@ -211,7 +211,7 @@ def spaced_lines(path: Path, count: int, block: int = 1 << 13) -> list[tuple[int
     file = open_file(path)
     if file is None or count < 1:
         return []
-    found: dict[int, bytes] = {}
+    by_offset: dict[int, bytes] = {}
     with file:
         size = os.fstat(file.fileno()).st_size
         for number in range(count):
@@ -225,13 +225,13 @@ def spaced_lines(path: Path, count: int, block: int = 1 << 13) -> list[tuple[int
                     break
             end = content.find(b"\n", begin)
             if (begin or not start) and end >= 0:
-                found[max(0, start - 1) + begin] = content[begin:end]
-    return sorted(found.items())
+                by_offset[max(0, start - 1) + begin] = content[begin:end]
+    return sorted(by_offset.items())
 
 
 @dataclass(frozen=True)
 class FoundFolder:
-    """Something to look at."""
+    """A folder on the board: a run, a pipeline or a comparison."""
 
     id: str
     kind: str
@@ -246,30 +246,30 @@ class FoundFolder:
 
     @property
     def group(self) -> str:
-        """The folder it lies in, from the board's on; empty for the board's own."""
+        """The folder that holds this one, relative to the board's; empty in the board's own."""
         return self.place.rpartition("/")[0]
 
 
-def folder_id(kind: str, place: str) -> str:
-    """The opaque id of what lies at a place."""
-    return hashlib.sha256(f"{kind}\n{place}".encode("utf-8", "surrogateescape")).hexdigest()[:14]
+def folder_id(kind: str, relative: str) -> str:
+    """An opaque id for a folder, made of its kind and its path below the board's."""
+    return hashlib.sha256(f"{kind}\n{relative}".encode("utf-8", "surrogateescape")).hexdigest()[:14]
 
 
 def found_folders(root: Path) -> dict[str, FoundFolder]:
     """Everything below the root, by id, in the order of its place."""
-    found: dict[str, FoundFolder] = {}
+    folders: dict[str, FoundFolder] = {}
     for folder in _walk(root):
-        found[folder.id] = folder
-        if len(found) >= MOST_FOUND:
+        folders[folder.id] = folder
+        if len(folders) >= MOST_FOUND:
             break
-    return found
+    return folders
 
 
 def _walk(root: Path) -> Iterator[FoundFolder]:
     owners: dict[str, str] = {}  # place of a pipeline or comparison -> its id
     start = len(os.path.join(root, ""))
-    for place, names, files in os.walk(root):  # links to folders are not followed
-        relative = place[start:].replace(os.sep, "/") or "."
+    for path, names, files in os.walk(root):  # links to folders are not followed
+        relative = path[start:].replace(os.sep, "/") or "."
         deep = 0 if relative == "." else relative.count("/") + 1
         hidden = IN_RUNS if SIGNS[RUN] in files else frozenset()
         names[:] = (
@@ -281,16 +281,16 @@ def _walk(root: Path) -> Iterator[FoundFolder]:
         parent = _owner(owners, relative)
         for kind, sign in SIGNS.items():
             if sign in present:
-                each = FoundFolder(folder_id(kind, relative), kind, Path(place), relative, parent)
+                folder = FoundFolder(folder_id(kind, relative), kind, Path(path), relative, parent)
                 if kind in (PIPELINE, COMPARISON):
-                    owners[relative] = each.id
-                yield each
+                    owners[relative] = folder.id
+                yield folder
 
 
-def _owner(owners: Mapping[str, str], place: str) -> str:
+def _owner(owners: Mapping[str, str], relative: str) -> str:
     """The nearest pipeline or comparison around a place."""
-    while "/" in place:
-        place = place.rpartition("/")[0]
-        if place in owners:
-            return owners[place]
+    while "/" in relative:
+        relative = relative.rpartition("/")[0]
+        if relative in owners:
+            return owners[relative]
     return owners.get(".", "")

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from whet.model.run_models import ABOUT, BEST, CHECKPOINTS, FINAL, MANIFEST, NAME
+from whet.pages.board.board_app import Board, BoardApp, BoardRequest, BoardResponse, json_response
 from whet.pages.board.files import RUN, file_state, open_file, read_small, visible
-from whet.pages.board.server import Board, BoardApp, BoardRequest, BoardResponse, json_response
 from whet.record.evaluations import Evaluations
 from whet.record.notes import NOTES, checked_notes, notes_from, write_notes
 from whet.record.text import memory_text, words
@@ -61,13 +61,13 @@ def noted_values(folder: Path) -> dict[str, Any]:
 
 
 def logs(folder: Path) -> list[dict[str, str]]:
-    """The texts that a run left beside its records, its error first; of each the end."""
+    """The ends of the texts a run left besides its records, with its error first."""
     try:
         names = sorted(name for name in os.listdir(folder) if name.endswith(LOGS))
     except OSError:
         names = []
     first = [name for name in (ERROR_LOG, JOURNAL) if name in names]
-    found = []
+    shown = []
     for name in [*first, *(name for name in names if name not in first)][:MOST_LOGS]:
         state = file_state(folder / name)
         text = tail(folder / name)
@@ -75,8 +75,8 @@ def logs(folder: Path) -> list[dict[str, str]]:
             continue
         when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(state.changed // 10**9))
         cut = f", the last {memory_text(MOST_TAIL)} of {memory_text(state.size)}" if state.size > MOST_TAIL else ""
-        found.append({"name": visible(name), "about": f"{when}{cut}", "text": visible(text)})
-    return found
+        shown.append({"name": visible(name), "about": f"{when}{cut}", "text": visible(text)})
+    return shown
 
 
 def tail(path: Path) -> str | None:
@@ -94,7 +94,7 @@ def tail(path: Path) -> str | None:
 
 def models(folder: Path, evaluations: Evaluations, status: str) -> list[dict[str, Any]]:
     """The models of a run and what each is good for: the best and the final one, then checkpoints, the newest first."""
-    measured = {each.step: each.text for each in evaluations.measured}
+    measured = {evaluation.step: evaluation.text for evaluation in evaluations.measured}
     metric = words(evaluations.last.metric) if evaluations.last is not None else ""
     rows = [_plain_model(folder, name, measured, metric) for name in (BEST, FINAL)]
     steps = sorted(_checkpoint_steps(folder / CHECKPOINTS), reverse=True)[:MOST_MODELS]

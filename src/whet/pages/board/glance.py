@@ -34,7 +34,7 @@ FILES = (SUMMARY, METRICS, SAMPLES, CONFIG, NOTES)  # what a list is made from
 
 @dataclass(frozen=True)
 class RunGlance:
-    """What a list says of a run."""
+    """What a list shows of a run."""
 
     id: str
     name: str
@@ -67,8 +67,8 @@ Signature = tuple[FileState | None, ...]
 
 def signature(folder: Path) -> Signature:
     """Changes when anything does that a list shows."""
-    place = str(folder)
-    return tuple(file_state(f"{place}/{name}") for name in FILES)
+    base = str(folder)
+    return tuple(file_state(f"{base}/{name}") for name in FILES)
 
 
 class RunGlances:
@@ -80,7 +80,7 @@ class RunGlances:
         self._unread: list[FoundFolder] = []  # the next one last
 
     def update(self, runs: Iterable[FoundFolder]) -> None:
-        """Find out which runs have to be read: first those that were read before, then the last that were written."""
+        """Decide which runs to read next: first those known already, then the most recently written."""
         present, ranked = set(), []
         for run in runs:
             present.add(run.id)
@@ -95,7 +95,7 @@ class RunGlances:
                 del self._known[gone]
 
     def read(self, seconds: float = math.inf) -> int:
-        """Read for about so long; how many runs are left."""
+        """Read runs for about so many seconds; returns how many are left."""
         until = time.monotonic() + seconds
         while True:
             with self._reading:  # one at a time: nothing is left where nothing is unread
@@ -128,27 +128,27 @@ class RunGlances:
         return sorted(runs, key=lambda run: (-run.started, run.place))
 
 
-def run_glance(found: FoundFolder) -> RunGlance:
-    """Read what a list says of a run."""
-    reader = RunReader(found.path)
+def run_glance(folder: FoundFolder) -> RunGlance:
+    """Read what a list shows of a run."""
+    reader = RunReader(folder.path)
     summary, remark = reader.summary()
-    settings, notes = reader.settings(), notes_from(read_small(found.path / NOTES, 1 << 20))
-    last = _last_step(found.path / METRICS)
+    settings, notes = reader.settings(), notes_from(read_small(folder.path / NOTES, 1 << 20))
+    last = _last_step(folder.path / METRICS)
     steps = () if last is None else (last,)
-    spaced = [recorded_line(text) for _, text in spaced_lines(found.path / METRICS, SPARK)]
-    drawn = [*(each for each in spaced if isinstance(each, StepReport)), *steps]
+    spaced = [recorded_line(text) for _, text in spaced_lines(folder.path / METRICS, SPARK)]
+    drawn = [*(line for line in spaced if isinstance(line, StepReport)), *steps]
     main = kind_of(steps).main[0]
-    values = [value for each in drawn if (value := main.measure(each)) is not None and math.isfinite(value)]
-    evals = () if summary.get("after") else _outer_evals(found.path / METRICS)  # a run that ended has summed them up
-    gain = RunRecord(found.path, summary, "", steps, evals).gain()
+    values = [value for step in drawn if (value := main.measure(step)) is not None and math.isfinite(value)]
+    evals = () if summary.get("after") else _outer_evals(folder.path / METRICS)  # a run that ended has summed them up
+    gain = RunRecord(folder.path, summary, "", steps, evals).gain()
     started, finished = (float(summary.get(name) or 0) for name in ("started", "finished"))
-    states = [file_state(found.path / name) for name in (METRICS, SAMPLES)]
-    ending = ending_of(found.path, summary, last.step if last else 0)
+    states = [file_state(folder.path / name) for name in (METRICS, SAMPLES)]
+    ending = ending_of(folder.path, summary, last.step if last else 0)
     return RunGlance(
-        id=found.id,
-        name=found.name,
-        place=found.place,
-        group=found.group,
+        id=folder.id,
+        name=folder.name,
+        place=folder.place,
+        group=folder.group,
         status=reader.status(),
         method=str(settings.get("method") or summary.get("method") or "")[:60],
         model=_setting(settings, "model", "name"),
@@ -164,7 +164,7 @@ def run_glance(found: FoundFolder) -> RunGlance:
             *(recorded_finding(text).name for text in (last.health if last else ())),
         ),
         remark=remark,
-        size=sum(each.size for each in states if each is not None),
+        size=sum(state.size for state in states if state is not None),
         seed=str(settings.get("seed", ""))[:40],
         data=_setting(settings, "data", "source"),
         last=values[-1] if values else None,

@@ -10,7 +10,7 @@ import threading
 from functools import lru_cache
 from typing import Any
 
-from whet.pages.board.server import Board, BoardApp, BoardRequest, BoardResponse, json_response
+from whet.pages.board.board_app import Board, BoardApp, BoardRequest, BoardResponse, json_response
 
 API = "/api/lab"
 _one_at_a_time = threading.Lock()

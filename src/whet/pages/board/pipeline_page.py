@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 from whet.pages.board.access import Refusal
+from whet.pages.board.board_app import Board, BoardApp, BoardRequest, BoardResponse
 from whet.pages.board.files import PIPELINE, RUN, FoundFolder, read_small
-from whet.pages.board.server import Board, BoardApp, BoardRequest, BoardResponse
 from whet.pages.pipeline_page import RECORD, PipelineSummary, pipeline_values, summary_from
 from whet.record.run_folder import is_locked
 
@@ -21,11 +21,11 @@ NOT_YET = (
 
 
 def add_routes(app: BoardApp, board: Board) -> None:
-    """The pages of pipelines."""
+    """Add the pages of pipelines."""
 
     def page(request: BoardRequest) -> BoardResponse:
         folder = board.find(request.path["run"], PIPELINE)
-        runs = [each for each in board.look().values() if each.kind == RUN and each.parent == folder.id]
+        runs = [run for run in board.look().values() if run.kind == RUN and run.parent == folder.id]
         summary = read_pipeline(folder)
         values: dict[str, Any] = {"title": folder.name, "verdict": NOT_YET}
         if summary is not None:

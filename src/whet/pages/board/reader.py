@@ -21,10 +21,10 @@ from whet import __version__
 from whet.pages.board.files import FileState, GrowingLog, file_state, last_lines, read_small, spaced_lines
 from whet.pages.run_charts import Envelopes, SeriesPoints, step_columns
 from whet.record.evaluations import with_size
+from whet.record.flat_rows import ThinnedLog
+from whet.record.health.diagnosis import current_spans
 from whet.record.health.finding import FindingSpan, recorded_finding
-from whet.record.health.registry import current_spans
 from whet.record.log import METRICS, SUMMARY, EvalRecord, parsed_summary, recorded_line
-from whet.record.rows import ThinnedLog
 from whet.record.run import RunRecord, StepTotals
 from whet.record.run_folder import is_locked, status_of
 from whet.types import StepReport
@@ -85,7 +85,7 @@ class RunReader:
     # reading
 
     def catch_up(self, seconds: float = 0.05) -> bool:
-        """Read on for about so long; True when everything was read."""
+        """Read on for about so many seconds; True when everything has been read."""
         until = time.monotonic() + seconds
         with self._lock:
             while True:
@@ -112,7 +112,7 @@ class RunReader:
         return self._log.is_changed
 
     def _state(self) -> ReadState:
-        """All of the log where it was read, else a first look at it."""
+        """The state after reading the whole log, or a first look at it."""
         size = self._log.size
         if not self.is_complete and size <= SMALL:
             self.catch_up(1.0)
@@ -131,7 +131,7 @@ class RunReader:
             return self._summary[1], self._summary[2]
 
     def config(self) -> str:
-        """config.toml as text."""
+        """The text of config.toml."""
         with self._lock:
             state = file_state(self.folder / CONFIG)
             if self._config is None or self._config[0] != state:
@@ -178,14 +178,14 @@ class RunReader:
             return RunView(record, status, self.is_complete, spans, tuple(remarks), self.generation)
 
     def names(self) -> list[str]:
-        """The columns there are."""
+        """The names of the columns."""
         with self._lock:
             return self._state().envelopes.names
 
     def points(
         self, names: Sequence[str], start: float | None = None, end: float | None = None, most: int = 600
     ) -> dict[str, SeriesPoints]:
-        """Columns between two steps, at most so many points each."""
+        """Columns between two steps, with at most `most` points each."""
         with self._lock:
             envelopes = self._state().envelopes
             zoomed = start is not None or end is not None
@@ -196,7 +196,7 @@ class RunReader:
             return {name: envelopes.points(name, start, end, most) for name in names}
 
     def last_values(self, name: str, count: int) -> list[float]:
-        """The last values of a column, at most so many."""
+        """The last `count` values of a column."""
         with self._lock:
             return self._state().envelopes.last_values(name, count)
 
@@ -224,7 +224,7 @@ def first_look(path: Path) -> ReadState:
 def take_lines(state: ReadState, lines: Sequence[tuple[int, bytes]]) -> None:
     """Add lines of metrics.jsonl; one that is neither a step nor an evaluation is counted."""
     steps, places, rows = [], [], []
-    for place, text in lines:
+    for offset, text in lines:
         if not text.strip():
             continue
         line = recorded_line(text)
@@ -235,11 +235,11 @@ def take_lines(state: ReadState, lines: Sequence[tuple[int, bytes]]) -> None:
                 state.evals.append(line if state.num_scores <= MOST_SCORES else replace(line, scores={}))
         elif line is None:
             state.num_damaged += 1
-            state.first_damaged = place if state.first_damaged < 0 else state.first_damaged
+            state.first_damaged = offset if state.first_damaged < 0 else state.first_damaged
         else:
             _count(state, line)
             steps.append(float(line.step))
-            places.append(place)
+            places.append(offset)
             rows.append(step_columns(line))
     if rows:
         state.envelopes.add(steps, places, rows)
@@ -288,18 +288,18 @@ def _remarks(state: ReadState, summary: Mapping[str, Any]) -> list[str]:
     return remarks
 
 
-def is_newer(one: str, than: str) -> bool:
+def is_newer(version: str, than: str) -> bool:
     """Whether a version comes after another, by its numbers; False where it has none."""
 
     def parts(version: str) -> tuple[int, ...]:
         head = version.split("+")[0].split(".")
-        return tuple(int(each[:9]) for each in head if each.isascii() and each.isdigit())
+        return tuple(int(digits[:9]) for digits in head if digits.isascii() and digits.isdigit())
 
-    return parts(one) > parts(than) if parts(one) else False
+    return parts(version) > parts(than) if parts(version) else False
 
 
 def _spans(state: ReadState, record: RunRecord) -> tuple[FindingSpan, ...]:
-    """Every problem that any step recorded or that holds, then the notes of the last step."""
+    """Every problem that any step recorded or that still holds, then the notes of the last step."""
     if not record.steps:
         return ()
     try:

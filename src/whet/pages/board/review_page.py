@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from whet.pages.board.access import Refusal
+from whet.pages.board.board_app import Board, BoardApp, BoardRequest, BoardResponse, json_response
 from whet.pages.board.files import RUN, FileState, FoundFolder, file_state, visible
 from whet.pages.board.samples_page import visible_card
-from whet.pages.board.server import Board, BoardApp, BoardRequest, BoardResponse, json_response
 from whet.pages.review import REVIEW, read_review, review_values
 from whet.record.marks import (
     HIGH,
@@ -70,7 +70,7 @@ def add_routes(app: BoardApp, board: Board) -> None:
             verdict=review_verdict(review_counts(rows)) if rows else NOTHING,
             agreement=_agreement(rows) if rows else {},
             step=step,
-            listed=[_step_link(rows, each) for each in steps],
+            listed=[_step_link(rows, step) for step in steps],
             newer=steps[at - 1] if at > 0 else None,
             older=steps[at + 1] if at + 1 < len(steps) else None,
             marks=MARKS,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from whet.pages.board.access import SANDBOX_POLICY
+from whet.pages.board.board_app import Board, BoardApp, BoardRequest, BoardResponse, json_response
 from whet.pages.board.files import PIPELINE, RUN, FoundFolder, file_state, read_small
 from whet.pages.board.folder_page import noted_values
 from whet.pages.board.reader import RunView
-from whet.pages.board.server import Board, BoardApp, BoardRequest, BoardResponse, json_response
 from whet.pages.render import Figure
 from whet.pages.run_charts import drawn_charts, planned_charts
 from whet.pages.run_report import REPORT, health_cards, run_values
@@ -115,9 +115,9 @@ def stored_page(board: Board, folder: FoundFolder, name: str) -> BoardResponse:
     return BoardResponse(content, headers={"Content-Security-Policy": SANDBOX_POLICY})
 
 
-def _above(board: Board, found: FoundFolder) -> dict[str, str] | None:
+def _above(board: Board, folder: FoundFolder) -> dict[str, str] | None:
     """The pipeline or comparison that a run belongs to."""
-    parent = board.found().get(found.parent)
+    parent = board.found().get(folder.parent)
     if parent is None:
         return None
     address = f"/pipeline/{parent.id}" if parent.kind == PIPELINE else f"/comparison/{parent.id}"

@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import urlencode
 
+from whet.pages.board.board_app import LIST_SECONDS, Board, BoardApp, BoardRequest, BoardResponse, json_response
 from whet.pages.board.files import COMPARISON, PIPELINE, RUN
 from whet.pages.board.glance import RunGlance
-from whet.pages.board.server import LIST_SECONDS, Board, BoardApp, BoardRequest, BoardResponse, json_response
 from whet.record.text import duration
 
 PER_PAGE = 100  # runs
@@ -102,7 +102,7 @@ class ListQuery:
 
 
 def shown_at_first() -> tuple[str, ...]:
-    """The columns of a list that nobody has chosen any for."""
+    """The columns of a list until the user chooses others."""
     return tuple(name for name, column in COLUMNS.items() if column.shown and name != "name")
 
 
@@ -122,11 +122,11 @@ def list_query(request: BoardRequest) -> ListQuery:
 
 
 def add_routes(app: BoardApp, board: Board) -> None:
-    """The list of runs."""
+    """Add the list of runs."""
 
     def page(request: BoardRequest) -> BoardResponse:
         runs, num_unread = board.runs(LIST_SECONDS)
-        query, found = list_query(request), board.found().values()
+        query, folders = list_query(request), board.found().values()
         wanted = ordered_runs(runs, query)
         num_pages = max(1, -(-len(wanted) // PER_PAGE))
         at = min(query.page, num_pages)
@@ -149,13 +149,13 @@ def add_routes(app: BoardApp, board: Board) -> None:
             pages=num_pages,
             before=query.address(page=str(at - 1)) if at > 1 else "",
             behind=query.address(page=str(at + 1)) if at < num_pages else "",
-            above=[folder for folder in found if folder.kind in (PIPELINE, COMPARISON)],
+            above=[folder for folder in folders if folder.kind in (PIPELINE, COMPARISON)],
         )
 
     def listed(request: BoardRequest) -> BoardResponse:
         runs, _ = board.runs()
-        found = board.found().values()
-        others = [{"id": f.id, "kind": f.kind, "place": f.place, "parent": f.parent} for f in found if f.kind != RUN]
+        folders = board.found().values()
+        others = [{"id": f.id, "kind": f.kind, "place": f.place, "parent": f.parent} for f in folders if f.kind != RUN]
         return json_response({"runs": [asdict(run) for run in runs], "others": others})
 
     app.get("/", page)
@@ -236,5 +236,5 @@ def spark(values: Sequence[float]) -> str:
     across = (SPARK_WIDTH - 4) / (len(values) - 1)
     down = SPARK_HEIGHT - 6
     return " ".join(
-        f"{2 + place * across:.1f},{3 + down * (1 - (value - low) / size):.1f}" for place, value in enumerate(values)
+        f"{2 + index * across:.1f},{3 + down * (1 - (value - low) / size):.1f}" for index, value in enumerate(values)
     )

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whet.pages.board.files import LONGEST, GrowingLog, last_lines, line_at, open_file
-from whet.record.tokens import VALUES, recorded_tokens
+from whet.record.recorded_tokens import VALUES, recorded_tokens
 
 MOST_SAMPLES = 2_000_000  # that are kept track of
 MOST_NAMES, MOST_NAME = 100, 200  # parts of a reward and stop reasons, and characters of one
@@ -73,7 +73,7 @@ class SampleIndex:
         return self._log.is_changed
 
     def refresh(self, seconds: float = 0.1) -> bool:
-        """Read on for about so long; True when the end of the log is reached."""
+        """Read on for about so many seconds; True when the end of the log is reached."""
         until = time.monotonic() + seconds
         with self._lock:
             while len(self) < MOST_SAMPLES:
@@ -81,8 +81,8 @@ class SampleIndex:
                 if part.is_anew:
                     self._clear()
                 self.num_damaged += part.num_too_long
-                for place, line in part.lines:
-                    self._add(place, line)
+                for offset, line in part.lines:
+                    self._add(offset, line)
                 self.is_complete = part.is_end
                 if part.is_end or time.monotonic() > until:
                     break
@@ -116,26 +116,26 @@ class SampleIndex:
     def part(self, name: str) -> array[float]:
         """A part of the reward of each sample; NaN where it has none."""
         with self._lock:
-            found = self._parts.get(name, array("d"))[:]
-            found.extend([math.nan] * (len(self) - len(found)))
-            return found
+            values = self._parts.get(name, array("d"))[:]
+            values.extend([math.nan] * (len(self) - len(values)))
+            return values
 
-    def line(self, place: int) -> dict[str, Any] | None:
+    def line(self, offset: int) -> dict[str, Any] | None:
         """The sample that begins there, as it was recorded; None where there is none (any more)."""
-        text = line_at(self.path, place)
+        text = line_at(self.path, offset)
         return None if text is None else parsed_sample(text)
 
     def lines(self, places: Iterable[int]) -> list[tuple[int, dict[str, Any]]]:
         """Several samples with their places; those that are gone are left out."""
-        found = ((place, self.line(place)) for place in places)
-        return [(place, line) for place, line in found if line is not None]
+        lines = ((offset, self.line(offset)) for offset in places)
+        return [(offset, line) for offset, line in lines if line is not None]
 
     def newest(self, count: int) -> list[tuple[int, dict[str, Any]]]:
         """The last samples of the log, the newest first, without waiting for the index."""
-        found = ((place, parsed_sample(text)) for place, text in reversed(last_lines(self.path, count)))
-        return [(place, line) for place, line in found if line is not None]
+        lines = ((offset, parsed_sample(text)) for offset, text in reversed(last_lines(self.path, count)))
+        return [(offset, line) for offset, line in lines if line is not None]
 
-    def _add(self, place: int, text: bytes) -> None:
+    def _add(self, offset: int, text: bytes) -> None:
         line = parsed_sample(text)
         if line is None:
             self.num_damaged += 1
@@ -145,7 +145,7 @@ class SampleIndex:
             stop = next(iter(self._stop_codes))
         tokens = _number(line.get("tokens"))
         row = {
-            "place": place,
+            "place": offset,
             "step": line["step"],
             "reward": _number(line.get("reward")),
             "tokens": int(tokens) if 0 <= tokens < 2**53 else 0,
@@ -178,13 +178,13 @@ def _number(value: Any) -> float:
     return float(value) if isinstance(value, int | float) and abs(value) < 1e300 else math.nan
 
 
-def token_line(path: Path, step: int, place: int) -> dict[str, Any] | None:
+def token_line(path: Path, step: int, index: int) -> dict[str, Any] | None:
     """The line of the sample that was recorded at this place of the step; None where there is none."""
     file = open_file(path)
     if file is None:
         return None
     with file:
-        descriptor, wanted = file.fileno(), (step, place)
+        descriptor, wanted = file.fileno(), (step, index)
         low, high = 0, os.fstat(descriptor).st_size  # the first line that is not before `wanted` begins within
         while low < high:
             middle = (low + high) // 2
@@ -201,29 +201,29 @@ def token_line(path: Path, step: int, place: int) -> dict[str, Any] | None:
     return _checked(text) if text.endswith(b"\n") else None
 
 
-def _next_line(descriptor: int, place: int, end: int) -> tuple[int | None, tuple[int, int]]:
-    """Where the first line at or behind a place begins, and its step and place; None where none begins before `end`.
+def _next_line(descriptor: int, offset: int, end: int) -> tuple[int | None, tuple[int, int]]:
+    """The byte and the (step, place) of the first line at or after `offset`; None where none begins before `end`.
 
     A line that is none of ours is passed over.
     """
-    start: int | None = place if place == 0 else _behind_newline(descriptor, place - 1, end)
+    start: int | None = offset if offset == 0 else _behind_newline(descriptor, offset - 1, end)
     while start is not None and start < end:
-        found = OPENING.match(os.pread(descriptor, 64, start))
-        if found:
-            return start, (int(found[1]), int(found[2]))
+        match = OPENING.match(os.pread(descriptor, 64, start))
+        if match:
+            return start, (int(match[1]), int(match[2]))
         start = _behind_newline(descriptor, start, end)
     return None, (0, 0)
 
 
-def _behind_newline(descriptor: int, place: int, end: int) -> int | None:
-    while place < end:
-        content = os.pread(descriptor, min(BLOCK, end - place), place)
+def _behind_newline(descriptor: int, offset: int, end: int) -> int | None:
+    while offset < end:
+        content = os.pread(descriptor, min(BLOCK, end - offset), offset)
         if not content:
             return None
         newline = content.find(b"\n")
         if newline >= 0:
-            return place + newline + 1
-        place += len(content)
+            return offset + newline + 1
+        offset += len(content)
     return None
 
 
@@ -293,7 +293,7 @@ class TextSearch:
         self._lock = threading.Lock()
 
     def matches(self, numbers: NDArray[np.int64], places: NDArray[np.int64], until: float) -> tuple[list[int], int]:
-        """Those of the samples that contain it, in order, and how many were looked at before the time was up."""
+        """The numbers of the samples that contain the text, in order, and how many were looked at in time."""
         with self._lock:
             if self._index.generation != self._generation:
                 self._verdicts.clear()
@@ -303,31 +303,31 @@ class TextSearch:
                 return [], len(numbers)
             with file:
                 starts = [*places.tolist(), os.fstat(file.fileno()).st_size]  # each line ends before the next begins
-                found: list[int] = []
+                matching: list[int] = []
                 for looked, number in enumerate(numbers.tolist()):
                     verdict = self._verdicts.get(number)
                     if verdict is None:
                         if looked % 64 == 0 and time.monotonic() > until:
-                            return found, looked
+                            return matching, looked
                         size = min(starts[number + 1] - starts[number], LONGEST)
                         text = os.pread(file.fileno(), size, starts[number]).partition(b"\n")[0]
                         verdict = self._verdicts[number] = self._holds(text)
                     if verdict:
-                        found.append(number)
-            return found, len(numbers)
+                        matching.append(number)
+            return matching, len(numbers)
 
     def _holds(self, text: bytes) -> bool:
         if self._is_ascii and self._raw not in text.lower():
             return False
         line = parsed_sample(text)
-        return line is not None and any(self._text in each.lower() for each in searched_texts(line))
+        return line is not None and any(self._text in text.lower() for text in searched_texts(line))
 
 
 def searched_texts(line: Mapping[str, Any]) -> list[str]:
     """The texts of a sample that a search looks into."""
     turns = line.get("turns")
     spoken = [turn.get("text") for turn in turns if isinstance(turn, dict)] if isinstance(turns, list) else []
-    return [each for each in (line.get("question"), line.get("completion"), *spoken) if isinstance(each, str)]
+    return [text for text in (line.get("question"), line.get("completion"), *spoken) if isinstance(text, str)]
 
 
 class SampleFinder:
@@ -341,31 +341,31 @@ class SampleFinder:
     def find(self, query: SampleQuery, seconds: float = 0.6) -> FoundSamples:
         """The samples that fit a query, as far as they were found within so many seconds."""
         until = time.monotonic() + seconds
-        columns = {name: np.array(each) for name, each in self._index.columns().items()}
+        columns = {name: np.array(values) for name, values in self._index.columns().items()}
         total = len(columns["step"])
         numbers = np.flatnonzero(self._passes(query, columns, total))
         numbers = numbers[_order(query.sort, columns, numbers)]
         if not query.search:
             return FoundSamples(numbers, total, len(numbers), len(numbers))
-        found, looked = self._search(query.search).matches(numbers, columns["place"], until)
-        return FoundSamples(np.array(found, dtype=np.int64), total, looked, len(numbers))
+        matching, looked = self._search(query.search).matches(numbers, columns["place"], until)
+        return FoundSamples(np.array(matching, dtype=np.int64), total, looked, len(numbers))
 
     def _passes(self, query: SampleQuery, columns: Mapping[str, NDArray[Any]], total: int) -> NDArray[np.bool_]:
-        kept = np.ones(total, dtype=bool)
+        passing = np.ones(total, dtype=bool)
         if query.first_step is not None:
-            kept &= columns["step"] >= query.first_step
+            passing &= columns["step"] >= query.first_step
         if query.last_step is not None:
-            kept &= columns["step"] <= query.last_step
+            passing &= columns["step"] <= query.last_step
         if query.low is not None or query.high is not None:
             values = np.array(self._index.part(query.part))[:total] if query.part else columns["reward"]
-            kept &= (values >= (-math.inf if query.low is None else query.low)) & (
+            passing &= (values >= (-math.inf if query.low is None else query.low)) & (
                 values <= (math.inf if query.high is None else query.high)
             )
         if query.stop:
-            kept &= columns["stop"] == _code(self._index.stop_names(), query.stop)
+            passing &= columns["stop"] == _code(self._index.stop_names(), query.stop)
         if query.prompt:
-            kept &= columns["prompt"] == _code(self._index.prompt_names(), query.prompt)
-        return kept
+            passing &= columns["prompt"] == _code(self._index.prompt_names(), query.prompt)
+        return passing
 
     def _search(self, text: str) -> TextSearch:
         with self._lock:
@@ -395,7 +395,7 @@ def _order(sort: str, columns: Mapping[str, NDArray[Any]], numbers: NDArray[np.i
 
 
 def folded(index: SampleIndex, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Of each prompt the first of these samples, in their order, and how many of them the prompt has."""
+    """The first of these samples for each prompt, in their order, and how many of them the prompt has."""
     prompts = np.array(index.columns()["prompt"])[numbers]
     _, first, counts = np.unique(prompts, return_index=True, return_counts=True)
     order = np.argsort(first, kind="stable")
@@ -418,12 +418,12 @@ def numbers_of_group(index: SampleIndex, number: int) -> list[int]:
     columns = index.columns()
     steps, prompts = np.array(columns["step"]), np.array(columns["prompt"])
     same = (steps == steps[number]) & (prompts == prompts[number])
-    return [int(each) for each in np.flatnonzero(same)]
+    return [int(number) for number in np.flatnonzero(same)]
 
 
 def place_in_step(index: SampleIndex, number: int) -> int:
     """How many samples of the same step were recorded before it: tokens.jsonl refers to it so."""
-    steps, place = index.columns()["step"], 0
-    while number - place > 0 and steps[number - place - 1] == steps[number]:
-        place += 1
-    return place
+    steps, position = index.columns()["step"], 0
+    while number - position > 0 and steps[number - position - 1] == steps[number]:
+        position += 1
+    return position

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from whet.pages.board.access import Refusal
+from whet.pages.board.board_app import Board, BoardApp, BoardRequest, BoardResponse, json_response
 from whet.pages.board.files import RUN, FoundFolder, visible
 from whet.pages.board.sample_index import (
     SORTS,
@@ -24,7 +25,6 @@ from whet.pages.board.sample_index import (
     token_line,
     token_values,
 )
-from whet.pages.board.server import Board, BoardApp, BoardRequest, BoardResponse, json_response
 from whet.pages.chart_specs import chart, fits_unit, line
 from whet.pages.render import Figure, TextCard
 from whet.pages.run_report import sample_card
@@ -61,33 +61,33 @@ def add_routes(app: BoardApp, board: Board) -> None:
         return run, index, query, finder_of(index).find(query, SEARCH_SECONDS)
 
     def page(request: BoardRequest) -> BoardResponse:
-        run, index, query, found = asked(request)
+        run, index, query, samples = asked(request)
         is_folded = request.query.get("fold") == "prompt"
-        numbers, counts = folded(index, found.numbers) if is_folded else (found.numbers, None)
+        numbers, counts = folded(index, samples.numbers) if is_folded else (samples.numbers, None)
         pages = max(1, math.ceil(len(numbers) / PER_PAGE))
         at = min(request.number("page", 1, 1, 10**9), pages)
-        kept = {name: request.query[name] for name in FIELDS if request.query.get(name)}
-        is_newest = not kept and at == 1 and not index.is_complete  # the newest are known before the rest is read
+        filters = {name: request.query[name] for name in FIELDS if request.query.get(name)}
+        is_newest = not filters and at == 1 and not index.is_complete  # the newest are known before the rest is read
         rows = index.newest(PER_PAGE) if is_newest else _page_rows(index, numbers, at, PER_PAGE)
-        shown = [_listed(run.id, place, line) for place, line in rows]
+        shown = [_listed(run.id, offset, line) for offset, line in rows]
         if counts is not None:
             for row, count in zip(shown, counts[(at - 1) * PER_PAGE :].tolist(), strict=False):
                 row["count"] = count
 
         def address(where: int) -> str:
-            return f"/run/{run.id}/samples?{urlencode({**kept, 'page': where})}"
+            return f"/run/{run.id}/samples?{urlencode({**filters, 'page': where})}"
 
         return board.page(
             "board_samples.html",
             title=f"Samples of {visible(run.name)}",
             run=run.id,
             tab="samples",
-            verdict=_said(index, found, len(numbers) if is_folded else 0),
-            unread=not index.is_complete or not found.is_complete,
+            verdict=_said(index, samples, len(numbers) if is_folded else 0),
+            unread=not index.is_complete or not samples.is_complete,
             rows=shown,
-            figure=prompt_figure(index, found, query.prompt) if query.prompt else None,
+            figure=prompt_figure(index, samples, query.prompt) if query.prompt else None,
             query={name: request.query.get(name, "") for name in FIELDS},
-            is_filtered=bool(kept),
+            is_filtered=bool(filters),
             sorts=SORTS,
             sort=query.sort,
             parts=index.part_names(),
@@ -99,28 +99,28 @@ def add_routes(app: BoardApp, board: Board) -> None:
         )
 
     def listed(request: BoardRequest) -> BoardResponse:
-        _, index, _, found = asked(request)
+        _, index, _, samples = asked(request)
         size = request.number("size", PER_PAGE, 1, MOST_PER_PAGE)
         at = request.number("page", 1, 1, 10**9)
         return json_response(
             {
-                "found": len(found.numbers),
-                "total": found.total,
-                "is_complete": index.is_complete and found.is_complete,
+                "found": len(samples.numbers),
+                "total": samples.total,
+                "is_complete": index.is_complete and samples.is_complete,
                 "damaged": index.num_damaged,
                 "page": at,
-                "samples": [{"place": place, **line} for place, line in _page_rows(index, found.numbers, at, size)],
+                "samples": [{"place": offset, **line} for offset, line in _page_rows(index, samples.numbers, at, size)],
             }
         )
 
     def one(request: BoardRequest) -> BoardResponse:
         run = board.find(request.path["run"], RUN)
         index = board.samples(run.id)
-        number_, place, line = _sample_at(index, request.path["place"])
+        number_, offset, line = _sample_at(index, request.path["place"])
         siblings = [
-            (each, other)
+            (sibling_offset, other)
             for sibling in numbers_of_group(index, number_)[:MOST_SIBLINGS]
-            if (other := index.line(each := index.place(sibling))) is not None
+            if (other := index.line(sibling_offset := index.place(sibling))) is not None
         ]
         card = visible_card(line)
         return board.page(
@@ -130,11 +130,15 @@ def add_routes(app: BoardApp, board: Board) -> None:
             tab="samples",
             verdict=f"Reward {card.reward}, {card.foot}.",
             card=card,
-            place=place,
+            place=offset,
             kinds=KINDS,
             siblings=[
-                {**_listed(run.id, each, other), "is_this": each == place, "text": _text(other.get("completion"))}
-                for each, other in siblings
+                {
+                    **_listed(run.id, sibling_offset, other),
+                    "is_this": sibling_offset == offset,
+                    "text": _text(other.get("completion")),
+                }
+                for sibling_offset, other in siblings
             ],
             follow=_followed(run.id, line),
             earlier=_neighbour(run.id, index, number_ - 1),
@@ -145,12 +149,12 @@ def add_routes(app: BoardApp, board: Board) -> None:
         run = board.find(request.path["run"], RUN)
         index = board.samples(run.id)
         number_, _, line = _sample_at(index, request.query.get("place", ""))
-        found = token_line(run.path / TOKENS, line["step"], place_in_step(index, number_))
-        if found is None:
+        recorded = token_line(run.path / TOKENS, line["step"], place_in_step(index, number_))
+        if recorded is None:
             return json_response({"pieces": [], "why": "no tokens of this sample were recorded (report.tokens)"})
         turns = line.get("turns")
         roles = [str(turn.get("role")) for turn in turns if isinstance(turn, dict)] if isinstance(turns, list) else []
-        values = token_values(found)
+        values = token_values(recorded)
         values["pieces"] = [visible(piece) for piece in values["pieces"]]
         return json_response({**values, "roles": roles})
 
@@ -179,9 +183,9 @@ def sample_query(request: BoardRequest) -> SampleQuery:
     )
 
 
-def prompt_figure(index: SampleIndex, found: FoundSamples, prompt: str) -> Figure | None:
-    """What a prompt was rewarded with, step by step; None where it was recorded in one step alone."""
-    rows = rewards_by_step(index, found.numbers)
+def prompt_figure(index: SampleIndex, samples: FoundSamples, prompt: str) -> Figure | None:
+    """The rewards of a prompt's completions by step; None where only one step recorded it."""
+    rows = rewards_by_step(index, samples.numbers)
     if len(rows) < 2:
         return None
     edges: dict[str, Any] = {"low": [low for *_, low, _ in rows], "high": [high for *_, high in rows]}
@@ -192,55 +196,54 @@ def prompt_figure(index: SampleIndex, found: FoundSamples, prompt: str) -> Figur
 
 
 def _page_rows(index: SampleIndex, numbers: Any, at: int, size: int) -> list[tuple[int, dict[str, Any]]]:
-    return index.lines([index.place(each) for each in numbers[(at - 1) * size : at * size].tolist()])
+    return index.lines([index.place(number) for number in numbers[(at - 1) * size : at * size].tolist()])
 
 
-def _said(index: SampleIndex, found: FoundSamples, num_prompts: int) -> str:
+def _said(index: SampleIndex, samples: FoundSamples, num_prompts: int) -> str:
     """How many there are, of how many prompts where they are folded, and what was not looked at yet."""
-    count, total = len(found.numbers), found.total
+    count, total = len(samples.numbers), samples.total
     if not total:
         return "This run has recorded no samples: report.samples_per_step is 0, nothing is sampled, or no step is done."
-    said = f"{count:,} of {total:,} samples" if count != total else f"{total:,} samples"
-    said += f" of {num_prompts:,} prompts." if num_prompts else "."
-    if not found.is_complete:
-        said += (
-            f" {found.looked_through:,} of {found.to_look_through:,} have been searched so far; the search continues."
-        )
+    sentence = f"{count:,} of {total:,} samples" if count != total else f"{total:,} samples"
+    sentence += f" of {num_prompts:,} prompts." if num_prompts else "."
+    if not samples.is_complete:
+        sentence += f" {samples.looked_through:,} of {samples.to_look_through:,} have been searched so far; "
+        sentence += "the search continues."
     if not index.is_complete:
-        said += f" {index.share_read:.0%} of the file has been read so far; reading continues."
+        sentence += f" {index.share_read:.0%} of the file has been read so far; reading continues."
     if index.num_damaged:
-        said += f" {index.num_damaged:,} lines of the file are damaged and left out."
-    return said
+        sentence += f" {index.num_damaged:,} lines of the file are damaged and left out."
+    return sentence
 
 
 def _sample_at(index: SampleIndex, text: str) -> tuple[int, int, dict[str, Any]]:
     """The number, the place and the line of a sample named by its place in the file."""
-    place = int(text) if text.isdecimal() and len(text) < 19 else -1
+    offset = int(text) if text.isdecimal() and len(text) < 19 else -1
     index.refresh(INDEX_SECONDS)
-    if place >= 0 and index.line(place) is not None and (not len(index) or place > index.place(len(index) - 1)):
+    if offset >= 0 and index.line(offset) is not None and (not len(index) or offset > index.place(len(index) - 1)):
         index.refresh(LONG_SECONDS)  # a sample of the end, before all of the file is read
     places = index.columns()["place"]
-    number_ = _bisected(places, place)
-    line = index.line(place) if number_ is not None else None
+    number_ = _bisected(places, offset)
+    line = index.line(offset) if number_ is not None else None
     if number_ is None or line is None:
         raise Refusal(404, "there is no such sample; the run may have been cut back or goes on being read: try again")
-    return number_, place, line
+    return number_, offset, line
 
 
-def _bisected(places: Any, place: int) -> int | None:
-    at = bisect_left(places, place)
-    return at if at < len(places) and places[at] == place else None
+def _bisected(places: Any, offset: int) -> int | None:
+    at = bisect_left(places, offset)
+    return at if at < len(places) and places[at] == offset else None
 
 
 def _neighbour(run: str, index: SampleIndex, number_: int) -> str:
     return f"/run/{run}/samples/{index.place(number_)}" if 0 <= number_ < len(index) else ""
 
 
-def _listed(run: str, place: int, line: Mapping[str, Any]) -> dict[str, Any]:
+def _listed(run: str, offset: int, line: Mapping[str, Any]) -> dict[str, Any]:
     """A sample as the list shows it."""
     card = visible_card(line)
     return {
-        "address": f"/run/{run}/samples/{place}",
+        "address": f"/run/{run}/samples/{offset}",
         "follow": _followed(run, line),
         "count": 0,
         "step": line["step"],
@@ -274,12 +277,12 @@ def _snippet(value: Any) -> str:
 
 
 def visible_card(line: Mapping[str, Any]) -> TextCard:
-    """A sample as a page shows it; whatever steers writing or a terminal is seen."""
+    """A sample as a page shows it, with control characters made visible."""
     parts = line.get("parts")
     known = {str(name): value for name, value in parts.items()} if isinstance(parts, dict) else {}
     numbers = {name: value for name, value in known.items() if isinstance(value, int | float) or value is None}
     reward = line.get("reward") if isinstance(line.get("reward"), int | float) else None
-    turns = [each for each in line["turns"] if isinstance(each, dict)] if isinstance(line.get("turns"), list) else []
+    turns = [turn for turn in line["turns"] if isinstance(turn, dict)] if isinstance(line.get("turns"), list) else []
     seconds = line.get("seconds")
     safe = {**line, "parts": {}, "reward": reward, "turns": turns, "seconds": seconds if turns else None}
     try:

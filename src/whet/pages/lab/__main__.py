@@ -16,13 +16,13 @@ def main() -> None:
     parser.add_argument("path", type=Path, nargs="?", default=Path(__file__).parents[4] / "docs" / "lab.html")
     options = parser.parse_args()
 
-    def said(line: str) -> None:
+    def report(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
     if options.keep_tables:
         print(rewrite_static_page(options.path))
     else:
-        print(write_static_page(options.path, said=said))
+        print(write_static_page(options.path, report=report))
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ LIMIT = 360  # updates of one table, at most: steps times updates times seeds
 
 @dataclass(frozen=True)
 class BanditRun:
-    """What happened, before each step and behind the last."""
+    """What happened, before each step and after the last."""
 
     right: tuple[tuple[float, ...], ...]  # [steps + 1][prompt], probability of the right completion
     kinds: tuple[tuple[float, ...], ...]  # [steps + 1][kind], mean probability over the prompts
@@ -53,13 +53,14 @@ class BanditPolicy:
         start = torch.tensor([[p, *[(1 - p) / others] * others] for p in START], dtype=torch.float64)
         self.reference = start.log()
         self.logits = start.log().requires_grad_()
-        # before the first token a state is a prompt, behind it a completion as well
+        # before the first token a state is a prompt, after it a completion as well
         self.first = torch.zeros(len(START), dtype=torch.float64, requires_grad=True)
         self.later = torch.zeros(start.shape, dtype=torch.float64, requires_grad=True)
         self._rate, self._count = rate, 0
         self._mean, self._square = torch.zeros_like(start), torch.zeros_like(start)
 
     def logp(self) -> Tensor:
+        """The log-probability of each arm, per prompt."""
         return torch.log_softmax(self.logits, -1)
 
     def descend(self, loss: Tensor) -> None:
@@ -86,6 +87,7 @@ class BanditPolicy:
         return torch.cat([first, torch.zeros(len(arm), BUDGET - 1, dtype=torch.float64)], 1)
 
     def value(self, batch: TokenBatch, arm: Tensor) -> Tensor:
+        """[N, T]: what the critic expects, of the prompt at the first token and of the arm at the later ones."""
         prompt = _prompt(batch)
         later = self.later[prompt, arm][:, None].expand(-1, BUDGET - 1)
         return torch.cat([self.first[prompt][:, None], later], 1)
@@ -107,10 +109,10 @@ def trained(objective: Objective, steps: int, group_size: int, updates: int, rat
     chances = [state.exp() for state in states]
     lengths = torch.tensor(LENGTHS, dtype=torch.float64)
     return BanditRun(
-        tuple(tuple(each[:, 0].tolist()) for each in chances),
-        tuple(tuple(float(each[:, list(arms)].sum(1).mean()) for arms in KINDS.values()) for each in chances),
-        tuple(float(-(each * state).sum(1).mean()) for each, state in zip(chances, states, strict=True)),
-        tuple(float((each @ lengths).mean()) for each in chances),
+        tuple(tuple(chance[:, 0].tolist()) for chance in chances),
+        tuple(tuple(float(chance[:, list(arms)].sum(1).mean()) for arms in KINDS.values()) for chance in chances),
+        tuple(float(-(chance * state).sum(1).mean()) for chance, state in zip(chances, states, strict=True)),
+        tuple(float((chance @ lengths).mean()) for chance in chances),
     )
 
 
@@ -166,7 +168,7 @@ def _collected(
 def _batch(
     prompts: list[int], arms: list[list[int]], policy: BanditPolicy, old: Tensor, group_size: int
 ) -> tuple[TokenBatch, Tensor]:
-    arm = torch.tensor([each for drawn in arms for each in drawn])
+    arm = torch.tensor([choice for drawn in arms for choice in drawn])
     prompt = torch.tensor(prompts).repeat_interleave(group_size)
     action = torch.arange(BUDGET) < torch.tensor(LENGTHS)[arm][:, None]
     reward = torch.tensor(REWARDS, dtype=torch.float64)[arm]
@@ -200,11 +202,11 @@ def _batch(
 
 
 def _extras(logp: Tensor, batch: TokenBatch, policy: BanditPolicy) -> Extras:
-    """What whole distributions say, on the first tokens; behind them nothing is left to chance."""
+    """What whole distributions say, on the first tokens; after them nothing is left to chance."""
 
-    def on_first(each: Tensor) -> Tensor:
+    def on_first(column: Tensor) -> Tensor:
         rest = torch.zeros(batch.num_sequences, BUDGET - 1, dtype=torch.float64)
-        return torch.cat([each[_prompt(batch)][:, None], rest], 1)
+        return torch.cat([column[_prompt(batch)][:, None], rest], 1)
 
     chance = logp.exp()
     return Extras(
@@ -227,7 +229,7 @@ def allowed_updates(objective: Objective, group_size: int, updates: int) -> tupl
 @lru_cache(maxsize=1)
 def offered() -> tuple[str, ...]:
     """The presets that need no more than the toy has."""
-    found = []
+    names = []
     for name, preset in PRESETS.items():
         objective = preset.objective
         if preset.episodes or objective.keep.grows or not objective.needs() <= SUPPLIED:
@@ -236,8 +238,8 @@ def offered() -> tuple[str, ...]:
             allowed_updates(objective, 8, 2)
         except WhetError:
             continue
-        found.append(name)
-    return tuple(found)
+        names.append(name)
+    return tuple(names)
 
 
 def _table(settings: lab.LabSettings) -> lab.LabTable:
@@ -253,24 +255,24 @@ def _table(settings: lab.LabSettings) -> lab.LabTable:
     runs = [trained(objective, steps, size, updates, rate, seed) for seed in range(seeds)]
     places = list(range(steps + 1))
 
-    def curve(said: str, each: Sequence[Sequence[float]], tone: int) -> dict[str, Any]:
+    def curve(label: str, series: Sequence[Sequence[float]], tone: int) -> dict[str, Any]:
         """The mean over seeds, and the span of them."""
-        together = list(zip(*each, strict=True))
+        together = list(zip(*series, strict=True))
         mean = [sum(values) / len(values) for values in together]
         band = ([min(values) for values in together], [max(values) for values in together])
-        return lab.line(said, places, mean, tone, band=band if seeds > 1 else None)
+        return lab.line(label, places, mean, tone, band=band if seeds > 1 else None)
 
-    said = PRESETS[name].title
-    reward = [curve(said, [[sum(at) / len(at) for at in run.right] for run in runs], 0)]
-    entropy = [curve(said, [run.entropy for run in runs], 0)]
-    length = [curve(said, [run.length for run in runs], 0)]
+    title = PRESETS[name].title
+    reward = [curve(title, [[sum(at) / len(at) for at in run.right] for run in runs], 0)]
+    entropy = [curve(title, [run.entropy for run in runs], 0)]
+    length = [curve(title, [run.length for run in runs], 0)]
     prompts = [
-        curve(f"starts at {start:g}", [[at[place] for at in run.right] for run in runs], place)
-        for place, start in enumerate(START)
+        curve(f"starts at {start:g}", [[at[index] for at in run.right] for run in runs], index)
+        for index, start in enumerate(START)
     ]
     kinds = [
-        curve(kind, [[at[place] for at in run.kinds] for run in runs], tone)
-        for place, (kind, tone) in enumerate(zip(KINDS, (0, 1, 3), strict=True))
+        curve(kind, [[at[index] for at in run.kinds] for run in runs], tone)
+        for index, (kind, tone) in enumerate(zip(KINDS, (0, 1, 3), strict=True))
     ]
     share: dict[str, Any] = {"percent": True, "y_range": (0.0, 1.0), "steps": True}
     note = "mean and span over the seeds" if seeds > 1 else ""
@@ -284,9 +286,9 @@ def _table(settings: lab.LabSettings) -> lab.LabTable:
             lab.LabChart("Entropy", lab.chart_spec("step", "nats", entropy, steps=True, y_range=(0, None)), note),
             lab.LabChart("Expected length", lab.chart_spec("step", "tokens", length, steps=True), note),
             lab.LabChart(
-                "Right completions, by prompt", lab.chart_spec("step", "", prompts, **share), said, overlay=False
+                "Right completions, by prompt", lab.chart_spec("step", "", prompts, **share), title, overlay=False
             ),
-            lab.LabChart("Kinds of completion", lab.chart_spec("step", "", kinds, **share), said, overlay=False),
+            lab.LabChart("Kinds of completion", lab.chart_spec("step", "", kinds, **share), title, overlay=False),
         ),
         tuple(facts),
         "; ".join(objective.symbols(updates)),

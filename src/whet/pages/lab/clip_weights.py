@@ -42,17 +42,21 @@ def rule_sliders(name: str) -> list[lab.Slider]:
             choices[setting.name] = (own, wanted)
     most = MOST_VALUES.get(len(choices), 2)
     return [
-        lab.Slider(f"{name}.{each}", each, tuple(sorted(wanted[:most])), own, log=True, when={"rule": (name,)})
-        for each, (own, wanted) in choices.items()
+        lab.Slider(
+            f"{name}.{parameter}", parameter, tuple(sorted(wanted[:most])), own, log=True, when={"rule": (name,)}
+        )
+        for parameter, (own, wanted) in choices.items()
     ]
 
 
 def rule_of(settings: lab.LabSettings) -> ClipRule:
     """The rule that is chosen, with its numbers as they are set. A combination it does not take is a ValueError."""
     name = str(settings["rule"])
-    given = {path.partition(".")[2]: lab.number(settings, path) for path in settings if path.startswith(f"{name}.")}
+    parameters = {
+        path.partition(".")[2]: lab.number(settings, path) for path in settings if path.startswith(f"{name}.")
+    }
     kind: Any = AXES["clip"][name]
-    return kind(**given)
+    return kind(**parameters)
 
 
 def _used() -> list[Any]:
@@ -61,8 +65,8 @@ def _used() -> list[Any]:
 
 def _by_interest(own: float, used: set[float]) -> list[float]:
     """The rule's own number, those of methods nearest to it, then multiples, without repetition."""
-    found = [own, *sorted(used, key=lambda each: abs(each - own))[:4], *(own * factor for factor in FACTORS)]
-    return list(dict.fromkeys(float(f"{value:.4g}") for value in found))
+    candidates = [own, *sorted(used, key=lambda value: abs(value - own))[:4], *(own * factor for factor in FACTORS)]
+    return list(dict.fromkeys(float(f"{value:.4g}") for value in candidates))
 
 
 def _seen(rule: ClipRule) -> tuple[float, ...]:
@@ -87,9 +91,9 @@ def _table(settings: lab.LabSettings) -> lab.LabTable:
     if looks_at_probability(rule):
         high = min(high, 1 / probability)
     series = []
-    for tone, (side, said) in enumerate(SIDES):
+    for tone, (side, label) in enumerate(SIDES):
         points = curve_points(rule, side, (low, high), probability, POINTS)
-        series.append(lab.line(said, [at for at, _ in points], [weight for _, weight in points], tone))
+        series.append(lab.line(label, [at for at, _ in points], [weight for _, weight in points], tone))
     spec = lab.chart_spec(
         "ratio", "weight", series, y_range=(0, None), lines=[{"x": 1, "label": "on policy"}], height=320
     )

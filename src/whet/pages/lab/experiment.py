@@ -66,7 +66,7 @@ class Selector:
     def read(self, text: str) -> str:
         """The option that a text names; a mistake names the fix."""
         if text not in self.choices:
-            known = ", ".join(str(each) for each in self.choices)
+            known = ", ".join(str(choice) for choice in self.choices)
             raise WhetError(f"{self.name} is {text[:40]!r}{did_you_mean(text[:40], known.split(', '))}; give {known}")
         return text
 
@@ -99,13 +99,13 @@ class LabTable:
     refused: str = ""  # why there is nothing to draw: the component's own complaint
 
     def record(self) -> dict[str, Any]:
-        """For JSON: numbers of four digits, None where a number is not finite."""
+        """The table as JSON: numbers have four digits, None where a number is not finite."""
         return {
             "charts": [
-                {"title": each.title, "note": each.note, "overlay": each.overlay, "spec": _short_spec(each.spec)}
-                for each in self.charts
+                {"title": chart.title, "note": chart.note, "overlay": chart.overlay, "spec": _short_spec(chart.spec)}
+                for chart in self.charts
             ],
-            "facts": [list(each) for each in self.facts],
+            "facts": [list(fact) for fact in self.facts],
             "words": self.words,
             "refused": self.refused,
         }
@@ -126,17 +126,17 @@ class Experiment:
     plays: bool = False  # the curves are steps of a run, which the page can show one by one
     shared: tuple[str, ...] = ()  # controls that both sides of a comparison have in common
 
-    def settings(self, given: Mapping[str, str]) -> dict[str, float | str]:
+    def settings(self, texts: Mapping[str, str]) -> dict[str, float | str]:
         """Every control that applies, as given or by default; a mistake names the fix."""
         known = {control.name: control for control in self.controls}
-        for name in given:
+        for name in texts:
             if name not in known:
                 close = did_you_mean(name[:40], known)
                 raise WhetError(f"{self.name} has no setting {name[:40]!r}{close}; it has {', '.join(known)}")
         chosen: dict[str, float | str] = {}
         for control in self.controls:
             if applies(control, chosen):
-                text = given.get(control.name)
+                text = texts.get(control.name)
                 chosen[control.name] = control.default if text is None else control.read(text)
         return chosen
 
@@ -157,13 +157,13 @@ class Experiment:
         yield from spread(0, {})
 
     def record(self) -> dict[str, Any]:
-        """For JSON, without tables."""
+        """The experiment as JSON, without its tables."""
         return {
             "name": self.name,
             "title": self.title,
             "question": self.question,
             "see": self.see,
-            "papers": [list(each) for each in self.papers],
+            "papers": [list(paper) for paper in self.papers],
             "controls": [_control_record(control) for control in self.controls],
             "compared": dict(self.compared),
             "plays": self.plays,
@@ -184,7 +184,7 @@ def _control_record(control: LabControl) -> dict[str, Any]:
         "when": {name: list(values) for name, values in control.when.items()},
     }
     if isinstance(control, Selector):
-        return {**common, "options": [list(each) for each in control.options]}
+        return {**common, "options": [list(option) for option in control.options]}
     return {
         **common,
         "values": list(control.values),
@@ -213,7 +213,7 @@ def rounded(value: Any, digits: int = DIGITS) -> Any:
             return 0
         short = float(f"{value:.{digits}g}")
         return int(short) if short == int(short) else short
-    return [rounded(each, digits) for each in value] if isinstance(value, list | tuple) else value
+    return [rounded(item, digits) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _short_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -263,5 +263,5 @@ def chart_spec(
 
 
 def evenly(low: float, high: float, count: int) -> list[float]:
-    """So many numbers from `low` to `high`, equally far apart."""
+    """`count` numbers from `low` to `high` at equal distances."""
     return [low + (high - low) * index / (count - 1) for index in range(count)]

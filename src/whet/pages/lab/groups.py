@@ -32,15 +32,16 @@ def usable_baselines() -> list[str]:
 
 
 def usable_scales() -> list[str]:
+    """The advantage scales that need nothing the experiment cannot give."""
     return [name for name, kind in AXES["scale"].items() if not lab.asks(kind)]
 
 
 def rewards(pattern: str, group_size: int) -> tuple[float, ...]:
     """What the completions of a group earned, best first."""
     if pattern == "graded":
-        return tuple(1 - place / max(group_size - 1, 1) for place in range(group_size))
+        return tuple(1 - rank / max(group_size - 1, 1) for rank in range(group_size))
     if pattern == "outlier":
-        return (3.0, *(0.6 - 0.2 * place / max(group_size - 2, 1) for place in range(group_size - 1)))
+        return (3.0, *(0.6 - 0.2 * rank / max(group_size - 2, 1) for rank in range(group_size - 1)))
     right = {"one_right": 1, "half_right": group_size // 2, "one_wrong": group_size - 1, "equal": group_size}[pattern]
     return (1.0,) * right + (0.0,) * (group_size - right)
 
@@ -57,12 +58,12 @@ def advantages(baseline: str, scale: str, earned: tuple[float, ...]) -> tuple[fl
     objective = _objective(baseline, scale)
     batch = _batch(earned + other, size)
     memory: Memory = objective.baseline.remembered(_batch((0.5,) * size, size), {})
-    found, _ = objective.advantage(batch, memory)
-    return () if found.advantage is None else tuple(found.advantage[:size, 0].tolist())
+    scored, _ = objective.advantage(batch, memory)
+    return () if scored.advantage is None else tuple(scored.advantage[:size, 0].tolist())
 
 
 def _batch(earned: tuple[float, ...], group_size: int) -> TokenBatch:
-    length = torch.tensor([LENGTHS[place % group_size % len(LENGTHS)] for place in range(len(earned))])
+    length = torch.tensor([LENGTHS[index % group_size % len(LENGTHS)] for index in range(len(earned))])
     action = torch.arange(max(LENGTHS)) < length[:, None]
     reward: Tensor = torch.tensor(earned, dtype=torch.float64)
     return TokenBatch(torch.zeros_like(action).long(), action, torch.arange(len(earned)) // group_size, reward)
@@ -85,12 +86,15 @@ def _table(settings: lab.LabSettings) -> lab.LabTable:
         )
     earned = rewards(pattern, size)
     try:
-        found = advantages(baseline, scale, earned)
+        advantage = advantages(baseline, scale, earned)
         plain = advantages(baseline, "none", earned)
     except WhetError as error:
         return lab.LabTable(words=words, refused=str(error))
     numbers = list(range(1, size + 1))
-    series = [lab.line("reward", numbers, earned, 7, marked=True), lab.line("advantage", numbers, found, 0, bars=True)]
+    series = [
+        lab.line("reward", numbers, earned, 7, marked=True),
+        lab.line("advantage", numbers, advantage, 0, bars=True),
+    ]
     if scale != "none":
         series.append(lab.line("advantage, not scaled", numbers, plain, 1, dashed=True, marked=True))
     spec = lab.chart_spec("completion", "", series, steps=True, lines=[{"y": 0, "label": ""}])
@@ -104,8 +108,8 @@ def _table(settings: lab.LabSettings) -> lab.LabTable:
             ),
         ),
         (
-            ("sum of the advantages", f"{round(sum(found), 9) + 0.0:.3g}"),
-            ("largest", f"{max(found, key=abs):.3g}"),
+            ("sum of the advantages", f"{round(sum(advantage), 9) + 0.0:.3g}"),
+            ("largest", f"{max(advantage, key=abs):.3g}"),
         ),
         words,
     )
@@ -113,8 +117,8 @@ def _table(settings: lab.LabSettings) -> lab.LabTable:
 
 def _count_spec(size: int, by_count: list[tuple[float, ...]]) -> dict[str, Any]:
     counts = list(range(size + 1))
-    good = [each[0] if right else None for right, each in enumerate(by_count)]
-    bad = [each[-1] if right < size else None for right, each in enumerate(by_count)]
+    good = [values[0] if right else None for right, values in enumerate(by_count)]
+    bad = [values[-1] if right < size else None for right, values in enumerate(by_count)]
     series = [
         lab.line("a right completion", counts, good, 0, marked=True),
         lab.line("a wrong one", counts, bad, 1, marked=True),
@@ -131,7 +135,7 @@ def _rate_spec(size: int, by_count: list[tuple[float, ...]]) -> dict[str, Any]:
             for rate in RATES
         ]
 
-    signal = expected([float(any(abs(value) > NOISE for value in each)) for each in by_count])
+    signal = expected([float(any(abs(value) > NOISE for value in column)) for column in by_count])
     strength = expected([sum(abs(member) for member in group) / size for group in by_count])
     series = [lab.line("groups with a signal", RATES, signal, 2), lab.line("mean |A|", RATES, strength, 0)]
     return lab.chart_spec("success rate of the prompt", "", series, y_range=(0, None))

@@ -24,7 +24,7 @@ def components(where: str) -> list[str]:
 
     A term on whole completions is the one on tokens where a completion is one token: left out.
     """
-    found = []
+    names = []
     for name, kind in AXES["kl"].items():
         term: Any = kind
         own = not (term.to_old or term.to_sampler or "divergence" in term.needs)
@@ -34,8 +34,8 @@ def components(where: str) -> list[str]:
             and not name.endswith("completion")
             and (term.in_reward or term.immediate) == (where == "reward")
         ):
-            found.append(name)
-    return found
+            names.append(name)
+    return names
 
 
 def bells(shift: float, width: float) -> tuple[Tensor, Tensor]:
@@ -47,6 +47,7 @@ def bells(shift: float, width: float) -> tuple[Tensor, Tensor]:
 
 
 def true_kl(logp: Tensor, other: Tensor) -> float:
+    """The exact KL divergence of the first distribution from the other, in nats."""
     return float((logp.exp() * (logp - other)).sum())
 
 
@@ -61,7 +62,7 @@ def moments(name: str, logp: Tensor, reference: Tensor) -> tuple[float, float]:
 def pull(name: str, logp: Tensor, reference: Tensor) -> list[float]:
     """The expected gradient on the logit of each token, as a multiple of beta, by the real loss; all rewards are 0."""
     names = {"baseline": "running_mean", "scale": "none", "ratio": "token", "clip": "on_policy"}
-    chosen: dict[str, Any] = {axis: AXES[axis][each]() for axis, each in names.items()}
+    chosen: dict[str, Any] = {axis: AXES[axis][component]() for axis, component in names.items()}
     term: Any = AXES["kl"][name](beta=1.0)
     objective = Objective("lab", aggregate=AXES["aggregate"]["sequence_sum"](), kl=term, **chosen)
     count = len(logp)
@@ -76,8 +77,8 @@ def pull(name: str, logp: Tensor, reference: Tensor) -> list[float]:
     loss = objective.loss(batch, leaf, Totals(tokens=1, sequences=1, max_new_tokens=1)).value
     (gradient,) = torch.autograd.grad(loss, leaf)
     chance = logp.exp()
-    each = chance * gradient[:, 0]
-    return (each - chance * each.sum()).tolist()
+    push = chance * gradient[:, 0]
+    return (push - chance * push.sum()).tolist()
 
 
 def exact_pull(logp: Tensor, reference: Tensor, reverse: bool) -> list[float]:
@@ -95,12 +96,12 @@ def _table(settings: lab.LabSettings) -> lab.LabTable:
     # in the loss k1 pulls nowhere, and is refused; what it estimates is drawn all the same
     terms = ({} if where == "reward" else {"k1": "k1_reward"}) | {name: name for name in names}
     values, spreads = [], []
-    curves = [bells(each, width) for each in SHIFTS]
-    truth = [true_kl(*each) for each in curves]
+    curves = [bells(shift, width) for shift in SHIFTS]
+    truth = [true_kl(*curve) for curve in curves]
     for tone, (name, term) in enumerate(terms.items()):
-        found = [moments(term, *each) for each in curves]
-        values.append(lab.line(name, SHIFTS, [mean for mean, _ in found], tone))
-        spreads.append(lab.line(name, SHIFTS, [std for _, std in found], tone))
+        spread = [moments(term, *curve) for curve in curves]
+        values.append(lab.line(name, SHIFTS, [mean for mean, _ in spread], tone))
+        spreads.append(lab.line(name, SHIFTS, [std for _, std in spread], tone))
     values.append(lab.line("KL(policy, reference)", SHIFTS, truth, 7, dashed=True))
     logp, reference = bells(shift, width)
     pulls = [

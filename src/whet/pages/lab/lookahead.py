@@ -45,7 +45,7 @@ def _misjudged() -> Tensor:
 
 
 def all_tokens() -> Tensor:
-    """Every episode there is, each as likely as any other; the first half begins with a good token."""
+    """Every possible episode, all equally likely; the first half begins with a good token."""
     return torch.tensor(list(product((1, 0), repeat=TOKENS)))
 
 
@@ -80,42 +80,44 @@ def bias_and_scatter(batch: TokenBatch, lam: float, gamma: float) -> tuple[float
 def by_lambda(error: float, gamma: float) -> tuple[tuple[float, float], ...]:
     """Bias and scatter at each of LAMBDAS: root mean squares over the critics."""
     batches = [episodes(error, all_tokens(), critic) for critic in range(CRITICS if error else 1)]
-    found = []
+    measures = []
     for lam in LAMBDAS:
-        each = torch.tensor([bias_and_scatter(batch, lam, gamma) for batch in batches], dtype=torch.float64)
-        bias, scatter = each.square().mean(0).sqrt().tolist()
-        found.append((bias, scatter))
-    return tuple(found)
+        errors = torch.tensor([bias_and_scatter(batch, lam, gamma) for batch in batches], dtype=torch.float64)
+        bias, scatter = errors.square().mean(0).sqrt().tolist()
+        measures.append((bias, scatter))
+    return tuple(measures)
 
 
 def _table(settings: lab.LabSettings) -> lab.LabTable:
     lam, gamma, error = (lab.number(settings, name) for name in ("lam", "gamma", "error"))
     drawn = lab.number(settings, "episodes")
-    found = by_lambda(error, gamma)
-    bias, scatter = [each for each, _ in found], [each / drawn**0.5 for _, each in found]
+    measures = by_lambda(error, gamma)
+    bias, scatter = [point for point, _ in measures], [point / drawn**0.5 for _, point in measures]
     total = [(b**2 + s**2) ** 0.5 for b, s in zip(bias, scatter, strict=True)]
     series = [
         lab.line("bias", LAMBDAS, bias, 1),
         lab.line("scatter of the mean", LAMBDAS, scatter, 2),
         lab.line("both", LAMBDAS, total, 0),
     ]
-    tokens = torch.tensor([[int(each) for each in SHOWN]])
+    tokens = torch.tensor([[int(token) for token in SHOWN]])
     batch = episodes(error, tokens)
     places = list(range(1, TOKENS + 1))
     ends = [(lam, 0), (0.0, 1), (1.0, 2)]
     traces = [
         lab.line(
-            f"lambda {each:g}",
+            f"lambda {end:g}",
             places,
-            estimates(batch, each, gamma)[0].tolist(),
+            estimates(batch, end, gamma)[0].tolist(),
             tone,
             dashed=tone > 0,
             marked=not tone,
         )
-        for each, tone in ends
+        for end, tone in ends
     ]
-    said, truth = (played.value[0].tolist() for played in (batch, episodes(0.0, tokens)) if played.value is not None)
-    critic = [lab.line("the critic", places, said, 3), lab.line("the truth", places, truth, 7, dashed=True)]
+    critic_value, truth = (
+        played.value[0].tolist() for played in (batch, episodes(0.0, tokens)) if played.value is not None
+    )
+    critic = [lab.line("the critic", places, critic_value, 3), lab.line("the truth", places, truth, 7, dashed=True)]
     best = min(zip(total, LAMBDAS, strict=True))[1]
     return lab.LabTable(
         (

@@ -38,18 +38,18 @@ MODULES = (groups, clip_weights, rare_token, ratio_noise, shares, kl_estimates, 
 
 @cache
 def experiments() -> tuple[Experiment, ...]:
-    """All of them, in the order of the page."""
+    """All experiments, in the order of the page."""
     return tuple(module.experiment() for module in MODULES)
 
 
 def experiment_named(name: str) -> Experiment:
     """The experiment of that name; an error that names the nearest where there is none."""
-    found = {experiment.name: experiment for experiment in experiments()}
-    if name not in found:
+    known = {experiment.name: experiment for experiment in experiments()}
+    if name not in known:
         raise WhetError(
-            f"no experiment is called {name[:40]!r}{did_you_mean(name[:40], found)}; give {', '.join(found)}"
+            f"no experiment is called {name[:40]!r}{did_you_mean(name[:40], known)}; give {', '.join(known)}"
         )
-    return found[name]
+    return known[name]
 
 
 COLUMNS = ("x", "y", "low", "high")
@@ -65,6 +65,7 @@ class ValuePool:
         self._numbers: dict[str, int] = {}
 
     def number(self, value: Any) -> int:
+        """The index of a value in the pool, which holds equal values once."""
         text = json.dumps(value)
         if text not in self._numbers:
             self._numbers[text] = len(self.values)
@@ -72,17 +73,17 @@ class ValuePool:
         return self._numbers[text]
 
 
-def packed(experiments: Iterable[Experiment], said: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
-    """All tables over all grids. `said` hears of each experiment."""
+def packed(experiments: Iterable[Experiment], report: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+    """All tables over all grids. `report` hears of each experiment."""
     columns, frames, charts, notes = (ValuePool() for _ in range(4))
     written = []
     for experiment in experiments:
         tables = []
         for record in (experiment.table(settings).record() for settings in experiment.grid()):
-            drawn = [_packed_chart(each, columns, frames, charts) for each in record.pop("charts")]
+            drawn = [_packed_chart(table, columns, frames, charts) for table in record.pop("charts")]
             tables.append([notes.number(record), *drawn])
         written.append({**experiment.record(), "tables": tables})
-        said(f"{experiment.name}: {len(tables)} tables")
+        report(f"{experiment.name}: {len(tables)} tables")
     return {
         "columns": columns.values,
         "frames": frames.values,
@@ -141,20 +142,20 @@ def written_tables(page: str) -> Mapping[str, Any]:
     return json.loads(gzip.decompress(base64.b64decode(held)))
 
 
-def write_static_page(path: Path, said: Callable[[str], None] = lambda _: None) -> Path:
+def write_static_page(path: Path, report: Callable[[str], None] = lambda _: None) -> Path:
     """Compute every table and write the page."""
-    return write_atomically(path, static_page(packed(experiments(), said)))
+    return write_atomically(path, static_page(packed(experiments(), report)))
 
 
 def rewrite_static_page(path: Path) -> Path:
     """The page with its tables as they are, and everything else as it is today."""
     record = dict(written_tables(path.read_text(encoding="utf-8")))
-    kept = {each["name"]: each for each in record["experiments"]}
+    previous = {experiment["name"]: experiment for experiment in record["experiments"]}
     described = []
     for experiment in experiments():
         today = json.loads(json.dumps(experiment.record()))
-        if kept.get(experiment.name, {}).get("controls") != today["controls"]:
+        if previous.get(experiment.name, {}).get("controls") != today["controls"]:
             raise WhetError(f"the controls of {experiment.name} have changed: compute the tables anew")
-        described.append({**today, "tables": kept[experiment.name]["tables"]})
+        described.append({**today, "tables": previous[experiment.name]["tables"]})
     columns = rounded(record["columns"], PLACE_DIGITS)
     return write_atomically(path, static_page({**record, "columns": columns, "experiments": described}))

@@ -29,7 +29,7 @@ def drawn_methods() -> list[str]:
 
 def with_factor(objective: PairObjective, factor: float) -> PairObjective:
     """The method with its beta, or without one its coefficient, times the factor."""
-    field = next((each for each in ("beta", "coefficient") if hasattr(objective.curve, each)), None)
+    field = next((parameter for parameter in ("beta", "coefficient") if hasattr(objective.curve, parameter)), None)
     if field is None or factor == 1:
         return objective
     return with_changes(objective, {f"curve.{field}": getattr(objective.curve, field) * factor})
@@ -56,10 +56,10 @@ def curves(
     # every row is a step of its own: the totals are those of one pair
     totals = pair_totals(batch.select([0]))
     value = objective.loss(batch, logp, totals).value
-    each, gradient = torch.autograd.grad(value, (weight, logp))
+    curve, gradient = torch.autograd.grad(value, (weight, logp))
     # all tokens of a completion have the same gradient but for a method that reads only some of them
     both = (gradient * action).sum(-1) / length
-    return each.tolist(), both[:, 0].tolist(), both[:, 1].tolist()
+    return curve.tolist(), both[:, 0].tolist(), both[:, 1].tolist()
 
 
 def _table(settings: lab.LabSettings) -> lab.LabTable:
@@ -70,10 +70,10 @@ def _table(settings: lab.LabSettings) -> lab.LabTable:
     except WhetError as error:
         return lab.LabTable(refused=str(error))
     loss, chosen, rejected = curves(objective, MARGINS, split, int(lab.number(settings, "rejected_tokens")))
-    feasible = [_feasible(each, split, int(lab.number(settings, "rejected_tokens"))) for each in MARGINS]
+    feasible = [_feasible(margin, split, int(lab.number(settings, "rejected_tokens"))) for margin in MARGINS]
     losses, pushes, pulls = (
-        [value if fine else None for value, fine in zip(each, feasible, strict=True)]
-        for each in (loss, [-value for value in chosen], [-value for value in rejected])
+        [value if fine else None for value, fine in zip(series, feasible, strict=True)]
+        for series in (loss, [-value for value in chosen], [-value for value in rejected])
     )
     zero = [{"x": 0, "label": "reference"}]
     facts = [("paper", preset.paper)]
@@ -101,10 +101,10 @@ def _table(settings: lab.LabSettings) -> lab.LabTable:
 
 
 def _feasible(margin: float, split: str, rejected_tokens: int) -> bool:
-    """No token's probability is above 1."""
+    """Whether no token's probability exceeds 1."""
     share = {"both": 0.5, "chosen": 1.0, "rejected": 0.0}[split]
     moved = ((share * margin) / TOKENS, -((1 - share) * margin) / rejected_tokens)
-    return all(REF_LOGP + each < 0 for each in moved)
+    return all(REF_LOGP + change < 0 for change in moved)
 
 
 def experiment() -> lab.Experiment:

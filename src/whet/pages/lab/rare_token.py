@@ -24,7 +24,7 @@ LOW = 0.2
 class Lift:
     """What a run did to the rare token."""
 
-    probability: tuple[float, ...]  # before each step, and behind the last
+    probability: tuple[float, ...]  # before each step, and after the last
     entropy: tuple[float, ...]
     ratio: tuple[float, ...]  # after each update of the first step
 
@@ -111,8 +111,8 @@ def _table(settings: lab.LabSettings) -> lab.LabTable:
 
 
 def _until(probability: tuple[float, ...]) -> str:
-    found = next((step for step, each in enumerate(probability) if each > 0.5), None)
-    return f"more than {STEPS}" if found is None else str(found)
+    crossing = next((step for step, chance in enumerate(probability) if chance > 0.5), None)
+    return f"more than {STEPS}" if crossing is None else str(crossing)
 
 
 def experiment() -> lab.Experiment:

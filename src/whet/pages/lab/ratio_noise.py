@@ -47,13 +47,13 @@ def _table(settings: lab.LabSettings) -> lab.LabTable:
     for tone, name in enumerate(ratio_names()):
         low, middle, high, cut = (list[float]() for _ in range(4))
         for length in LENGTHS:
-            found = ratios(name, spread, drift, length)
-            some = found if length == 1 else found[:, : min(length, 64)]
+            ratio = ratios(name, spread, drift, length)
+            some = ratio if length == 1 else ratio[:, : min(length, 64)]
             quantiles = torch.quantile(some.reshape(-1), torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64))
-            for kept, value in zip((low, middle, high), quantiles.tolist(), strict=True):
-                kept.append(value)
-            action, logp = torch.ones_like(found, dtype=torch.bool), torch.zeros_like(found)
-            sides = [rule(found, torch.full_like(found, side), action, logp) for side in (1.0, -1.0)]
+            for series, value in zip((low, middle, high), quantiles.tolist(), strict=True):
+                series.append(value)
+            action, logp = torch.ones_like(ratio, dtype=torch.bool), torch.zeros_like(ratio)
+            sides = [rule(ratio, torch.full_like(ratio, side), action, logp) for side in (1.0, -1.0)]
             cut.append(float(sum((weight == 0).double().mean() for weight in sides) / 2))
         bands.append(lab.line(name, LENGTHS, middle, tone, band=(low, high)))
         outside.append(lab.line(name, LENGTHS, cut, tone, marked=True))

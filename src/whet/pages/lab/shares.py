@@ -55,15 +55,15 @@ def expected_push(
     chance = torch.tensor(
         [
             factorial(group_size)
-            / prod(map(factorial, each))
-            * prod(r.chance**c for r, c in zip(completions, each, strict=True))
-            for each in counts
+            / prod(map(factorial, combination))
+            * prod(r.chance**c for r, c in zip(completions, combination, strict=True))
+            for combination in counts
         ],
         dtype=torch.float64,
     )
-    kind = torch.tensor([[place for place, count in enumerate(each) for _ in range(count)] for each in counts]).reshape(
-        -1
-    )
+    kind = torch.tensor(
+        [[index for index, count in enumerate(combination) for _ in range(count)] for combination in counts]
+    ).reshape(-1)
     length = torch.tensor([completion.length for completion in completions])[kind]
     action = torch.arange(max(completion.length for completion in completions)) < length[:, None]
     reward = torch.tensor([completion.reward for completion in completions], dtype=torch.float64)[kind]
@@ -85,7 +85,7 @@ def expected_push(
 
 
 def _with_turns(batch: TokenBatch, completions: Sequence[ToyCompletion], kind: Tensor) -> TokenBatch:
-    """Every token is a turn, and has earned what its completion says."""
+    """The batch with every token as a turn, which earned what its completion says."""
     width = batch.action.shape[1]
     earned = torch.full((len(completions), width), float("nan"), dtype=torch.float64)
     for row, completion in zip(earned, completions, strict=True):
@@ -107,7 +107,7 @@ def length_push(objective: Objective, usual: int, length: int, group_size: int =
     all three are of one length, so that its constant factors drop out; NaN for one that does nothing then.
     """
     now, even = (_relative_push(objective, usual, last, group_size) for last in (length, usual))
-    return [one / other if other else nan for one, other in zip(now, even, strict=True)]
+    return [pushed / other if other else nan for pushed, other in zip(now, even, strict=True)]
 
 
 @lru_cache(maxsize=4096)
@@ -115,7 +115,7 @@ def _relative_push(objective: Objective, usual: int, last: int, group_size: int)
     sizes = ((usual, 1.0), (usual, 0.0), (last, 0.0))
     completions = [ToyCompletion(1 / 3, size, reward) for size, reward in sizes]
     pushes = expected_push(objective, completions, group_size)
-    return tuple(one / other for one, other in zip(pushes, exact_gradient(completions), strict=True))
+    return tuple(pushed / other for pushed, other in zip(pushes, exact_gradient(completions), strict=True))
 
 
 def prompt_weight(objective: Objective, rate: float, group_size: int = GROUP_SIZE) -> float:
@@ -143,8 +143,8 @@ def _looks_beyond(name: str) -> bool:
         action = torch.ones(8, 1, dtype=torch.bool)
         reward = torch.tensor([1.0, 0.0, 0.0, 0.0, *other], dtype=torch.float64)
         batch = TokenBatch(torch.zeros(8, 1).long(), action, torch.arange(8) // 4, reward)
-        found, _ = _objective("group_mean", name, "sequence_sum").advantage(batch, {})
-        return [] if found.advantage is None else found.advantage[:4].flatten().tolist()
+        scored, _ = _objective("group_mean", name, "sequence_sum").advantage(batch, {})
+        return [] if scored.advantage is None else scored.advantage[:4].flatten().tolist()
 
     return first([1.0, 1.0, 0.0, 0.0]) != first([1.0, 1.0, 1.0, 1.0])
 
@@ -216,14 +216,14 @@ def _table(settings: lab.LabSettings) -> lab.LabTable:
 
 def usable() -> list[str]:
     """The baselines that have an expected gradient here: those that a toy of right and wrong completions can ask."""
-    found = []
+    names = []
     for name in usable_baselines():
         try:
             prompt_weight(_objective(name, "none", "sequence_sum"), 0.5, 4)
-            found.append(name)
+            names.append(name)
         except WhetError:
             continue
-    return found
+    return names
 
 
 def experiment() -> lab.Experiment:

@@ -20,7 +20,7 @@ class SettingAdvice:
 
 @dataclass(frozen=True)
 class HealthFinding:
-    """One thing the numbers say: a problem with its fix, or a note on what looks alarming and is normal."""
+    """A problem with its fix, or a note on something that looks alarming and is normal."""
 
     name: str
     sentence: str
@@ -37,7 +37,7 @@ class HealthFinding:
 
     @property
     def advice(self) -> tuple[SettingAdvice, ...]:
-        """Those of the options that change a setting."""
+        """The options that change a setting."""
         return tuple(option for option in self.options if isinstance(option, SettingAdvice))
 
     @property
@@ -47,7 +47,7 @@ class HealthFinding:
 
     @property
     def changes(self) -> tuple[str, ...]:
-        """Those of the settings that can be given as they stand: name=value."""
+        """The settings that can be given as they stand, as name=value."""
         return tuple(f"{option.setting}={option.value}" for option in self.advice if option.is_exact)
 
     def without(self, settings: Collection[str]) -> HealthFinding:
@@ -59,7 +59,7 @@ class HealthFinding:
 
     @property
     def text(self) -> str:
-        """As it is recorded and printed: the name, a colon, the sentence."""
+        """The finding as it is recorded and printed: the name, a colon, the sentence."""
         return f"{self.name}: {self.sentence}"
 
 

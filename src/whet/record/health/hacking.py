@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from statistics import fmean, median
 
 from whet.record.health.finding import HealthFinding, problem
+from whet.record.health.health_rule import health_rule
 from whet.record.health.history import FLAT_STEPS, RECENT, TREND_STEPS, History, finite, improves_truly
-from whet.record.health.rule import health_rule
 from whet.record.run_kinds import completion_length
 from whet.record.text import number, percent
 from whet.types import StepReport

@@ -132,7 +132,7 @@ class History:
 
     @property
     def score(self) -> float:
-        """Its mean over the recent steps."""
+        """The mean score of the recent steps."""
         return fmean(self.scores[-RECENT:]) if self.scores else math.nan
 
     @cached_property
@@ -143,7 +143,7 @@ class History:
 
     @cached_property
     def direction(self) -> int:
-        """Where the score goes, beyond noise: 1 up, -1 down, 0 nowhere."""
+        """Where the score is heading, beyond noise: 1 up, -1 down, 0 nowhere."""
         return direction(self.scores)
 
     @property
@@ -226,7 +226,7 @@ class History:
         return self.higher("sampling.temperature", 1.2)
 
     def setting(self, name: str) -> Any:
-        """Its value in this run; None where it has none, or nothing is known of its settings."""
+        """The value of a setting in this run; None where it has none or settings are unknown."""
         if name not in SETTINGS:
             raise ValueError(f"{name} is no setting of whet.record.health.history; add it there")
         return self.settings.get(name)

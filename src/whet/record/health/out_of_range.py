@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from whet.record.health.finding import HealthFinding, SettingAdvice, problem
+from whet.record.health.health_rule import health_rule
 from whet.record.health.history import FLAT_STEPS, LASTING, History
-from whet.record.health.rule import health_rule
 from whet.record.text import number, percent
 
 MOST_EPSILON = 1e-3  # AdamW divides by it where gradients are smaller, and those of a language model are

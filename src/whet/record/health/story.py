@@ -2,7 +2,7 @@
 
 Findings that hold together are ordered by how near to the root they are (`HealthRule.depth`): a part that is broken
 explains a reward that is wrong, that explains a policy that runs away, and that explains evaluations that fall. The one
-nearest to the root is the likely cause, those behind it are evidence, and those beside it are what else it could be.
+nearest to the root is the likely cause, those further away are evidence, and those beside it are what else it could be.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from whet.record.evaluations import Evaluations
+from whet.record.health.diagnosis import RULES
 from whet.record.health.finding import FindingSpan
-from whet.record.health.registry import RULES
 
 OUTCOME = 3  # depth of the rules that say what came of it
 MOST_ELSE = 3
@@ -21,7 +21,7 @@ MOST_ELSE = 3
 
 @dataclass(frozen=True)
 class RunEnding:
-    """How a run stands: what its folder says besides its steps."""
+    """How a run stands, from what its folder says besides the steps."""
 
     status: str  # running, finished, interrupted or failed
     step: int = 0
@@ -66,7 +66,7 @@ class Story:
         return lines
 
     def values(self) -> dict[str, Any]:
-        """As JSON."""
+        """The story as JSON."""
         return {
             "state": self.state,
             "headline": self.headline,
@@ -94,10 +94,12 @@ def story_of(
     change = (evaluations or Evaluations()).change
     if evaluations is not None and evaluations.gain > 0:
         return Story("well", f"{change[0].upper()}{change[1:]}")
-    said = "no rule finds a problem"
+    reason = "no rule finds a problem"
     if evaluations is not None and evaluations.gain < 0:
-        said = "one in twenty runs in which nothing changes shows as much: evaluate on more prompts to tell"
-    return Story("unclear", f"{change[0].upper()}{change[1:]}; {said}" if change else f"{said[0].upper()}{said[1:]}")
+        reason = "one in twenty runs in which nothing changes shows as much: evaluate on more prompts to tell"
+    return Story(
+        "unclear", f"{change[0].upper()}{change[1:]}; {reason}" if change else f"{reason[0].upper()}{reason[1:]}"
+    )
 
 
 def _nearness(span: FindingSpan) -> tuple[int, bool, int]:

@@ -22,7 +22,7 @@ class Attempt:
     answer: str | None = None  # in its normal form: equal ones vote for the same
     confidence: float | None = None  # geometric mean of its tokens' probabilities; None where they are not known
     refused: bool = False
-    in_format: bool | None = None  # <think>...</think> closed and an answer behind it; None where it does not think
+    in_format: bool | None = None  # <think>...</think> closed and an answer after it; None where it does not think
     budgets: Mapping[int, tuple[float, int]] = field(default_factory=dict)  # tokens: outcome, tokens written
 
 
@@ -36,7 +36,7 @@ class BudgetPoint(IntervalEstimate):
 
 @dataclass(frozen=True)
 class LengthSummary:
-    """Tokens of the completions."""
+    """The lengths of the completions, in tokens."""
 
     mean: float
     median: float
@@ -48,7 +48,7 @@ class LengthSummary:
 
 @dataclass(frozen=True)
 class EvalSummary:
-    """All of it for one model on one task. What does not apply is None or empty."""
+    """The evaluation of one model on one task. What does not apply is None or empty."""
 
     prompts: int
     samples: int
@@ -167,7 +167,7 @@ def _budget_points(attempts: Sequence[Sequence[Attempt]], is_share: bool) -> tup
 def _by_label(
     attempts: Sequence[Sequence[Attempt]], labels: Sequence[str], value: Callable[[Attempt], float], is_share: bool
 ) -> dict[str, IntervalEstimate]:
-    """All prompts under "", and those of each label."""
+    """Estimates over all prompts, under "", and over those of each label."""
     parts = {"": list(attempts)}
     for label, row in zip(labels, attempts, strict=bool(labels)):
         parts.setdefault(label, []).append(row)

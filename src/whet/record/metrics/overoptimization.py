@@ -22,7 +22,7 @@ FITTING = 0.8  # R^2 from which a law is said to fit
 
 @dataclass(frozen=True)
 class ScorePoint:
-    """One evaluation."""
+    """The scores of proxy and gold reward at one evaluation."""
 
     d: float  # sqrt of the KL to the start
     gold: float
@@ -71,7 +71,7 @@ class Law:
 
 @dataclass(frozen=True)
 class ProxyResult:
-    """All seeds of one proxy together."""
+    """All seeds of one proxy reward together."""
 
     name: str
     kind: Kind

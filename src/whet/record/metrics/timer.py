@@ -31,7 +31,7 @@ class PhaseTimer:
             self.add({name: end - start}, [(name, start, end)])
 
     def add(self, seconds: Mapping[str, float], spans: Iterable[Span] = ()) -> None:
-        """Count what was measured elsewhere, and when it was; spans of what ran behind a phase add no seconds."""
+        """Count what was measured elsewhere, and when it was; spans of what ran during a phase add no seconds."""
         for name, number in seconds.items():
             self.seconds[name] = self.seconds.get(name, 0.0) + number
         self.spans += spans

@@ -46,7 +46,7 @@ def win_shares(ours: Sequence[Scores], theirs: Sequence[Scores]) -> list[float |
 
 
 def completion_wins(ours: Scores, theirs: Scores) -> list[float | None]:
-    """For each completion of ours, the share of theirs to the same prompt that it beats; None: cannot be told."""
+    """For each completion of ours, the share of their completions to the same prompt that it beats; None: unknown."""
     known = [score for score in theirs if score is not None]
     return [None if score is None or not known else fmean(_win(score, other) for other in known) for score in ours]
 
@@ -57,7 +57,7 @@ def win_shares_by_length(
     our_lengths: Sequence[Sequence[int]],
     their_lengths: Sequence[Sequence[int]],
 ) -> dict[Length, list[float | None]]:
-    """As `win_shares`, apart for pairs in which our completion is shorter than, as long as and longer than theirs."""
+    """`win_shares` by whether our completion is shorter than theirs, as long, or longer."""
     shares_by_length: dict[Length, list[float | None]] = {"shorter": [], "same": [], "longer": []}
     for own, other, mine, others in zip(ours, theirs, our_lengths, their_lengths, strict=True):
         wins: dict[Length, list[float | None]] = {"shorter": [], "same": [], "longer": []}

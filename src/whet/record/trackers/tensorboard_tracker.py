@@ -60,10 +60,10 @@ class TensorBoardTracker:
         if step.samples:
             texts = []
             for sample in step.samples:
-                said = "\n\n".join(
+                transcript = "\n\n".join(
                     f"**{message['role']}**\n\n{_indented(message['content'])}" for message in messages(sample)
                 )
-                texts.append(f"{_facts_line(sample_facts(sample))}\n\n{said}")
+                texts.append(f"{_facts_line(sample_facts(sample))}\n\n{transcript}")
             writer.add_text("completions", "\n\n---\n\n".join(texts), step.step)
         writer.flush()
 
@@ -84,7 +84,7 @@ def _verbatim(values: Mapping[str, Any]) -> str:
 
 
 def _indented(text: str) -> str:
-    """As a block of code: Markdown shows it as it is."""
+    """The text as a Markdown code block, so that it is shown verbatim."""
     return "\n".join(f"    {line}" for line in text.splitlines())
 
 

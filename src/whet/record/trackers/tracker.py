@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from whet.record.rows import sample_reward, step_row
+from whet.record.flat_rows import sample_reward, step_row
 from whet.record.text import memory_text
 from whet.types import is_finite_number
 
@@ -63,7 +63,7 @@ class Tracker(Protocol):
 
     @property
     def place(self) -> str:
-        """Where to look, for people."""
+        """The URL, path or command at which people find the run."""
         ...
 
 
@@ -118,7 +118,7 @@ def messages(sample: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def sample_facts(sample: Mapping[str, Any]) -> dict[str, Any]:
-    """What is known of a sample besides its words."""
+    """The known facts about a sample, without its text."""
     facts = {name: sample.get(name) for name in ("step", "prompt_id", "answer", "reward", "stop", "tokens")}
     facts |= {f"reward/{name}": value for name, value in (sample.get("parts") or {}).items()}
     facts |= {name: sample[name] for name in ("episode", "role", "returned") if sample.get(name) is not None}
@@ -127,8 +127,8 @@ def sample_facts(sample: Mapping[str, Any]) -> dict[str, Any]:
 
 def sample_cells(sample: Mapping[str, Any]) -> list[Any]:
     """A sample as a row of a table with `COLUMNS`; a column has one type, or nothing."""
-    said = messages(sample)[1:]
-    completion = said[0]["content"] if len(said) == 1 else "\n\n".join(f"[{m['role']}] {m['content']}" for m in said)
+    turns = messages(sample)[1:]
+    completion = turns[0]["content"] if len(turns) == 1 else "\n\n".join(f"[{m['role']}] {m['content']}" for m in turns)
     parts = ", ".join(f"{name} {value}" for name, value in (sample.get("parts") or {}).items())
     answer = "" if sample.get("answer") is None else shortened(str(sample["answer"]))
     return [

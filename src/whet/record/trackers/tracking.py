@@ -48,7 +48,7 @@ class _Service:
 
 
 class Trackers:
-    """A callback over all trackers of a run. It comes behind the recorder: what is sent lies on the disk already."""
+    """A callback over all trackers of a run. It runs after the recorder: what is sent is on the disk already."""
 
     def __init__(
         self, trackers: Mapping[str, Tracker], folder: Path, settings: Mapping[str, Any], samples_per_step: int
@@ -116,7 +116,7 @@ class Trackers:
 
     @property
     def fact(self) -> str:
-        """Where each service has the run, and which was left out and why."""
+        """A sentence for the run's facts: where each service has the run, and which was left out and why."""
         return "; ".join(
             f"{service.name}: {service.failure}" if service.failure else f"{service.name} ({service.tracker.place})"
             for service in self._services

@@ -57,8 +57,8 @@ def answer_in_thinking(prompt: Prompt, completion: str) -> float:
         r"thinking|thoughts|reasoning|scratchpad|before|earlier)\b",
         rest,
     )
-    said = {normal_form(word) for word in re.findall(r"[^\s$*]+", rest)}
-    repeated = any(normal_form(answer) in said for answer in marked)
+    other_words = {normal_form(word) for word in re.findall(r"[^\s$*]+", rest)}
+    repeated = any(normal_form(answer) in other_words for answer in marked)
     blank = len(re.findall(r"\w+", rest)) < 3
     return 0.0 - float(bool(marked) and silent and not repeated and (blank or pointing is not None))
 

@@ -190,16 +190,16 @@ def _has_invisible(completion: str, question: str) -> bool:
     return unseen or overdrawn or _codes_in_spaces(completion, question)
 
 
-def _is_invisible(completion: str, place: int, character: str) -> bool:
+def _is_invisible(completion: str, index: int, character: str) -> bool:
     if character == "\r":
         return False
     if character in JOINERS:
-        return not _joins(completion, place)
+        return not _joins(completion, index)
     if character in PICTURE_STYLES:
-        return place == 0 or completion[place - 1].isalpha()
+        return index == 0 or completion[index - 1].isalpha()
     if character == "\ufeff":  # a mark of the byte order may open a text
-        return place > 0
-    if 0xE0020 <= ord(character) <= 0xE007F and "\U0001f3f4" in completion[max(place - 8, 0) : place]:
+        return index > 0
+    if 0xE0020 <= ord(character) <= 0xE007F and "\U0001f3f4" in completion[max(index - 8, 0) : index]:
         return False  # the flags of England, Scotland and Wales are spelt with tag characters
     category = unicodedata.category(character)
     if category in ("Cc", "Cf", "Co", "Zl", "Zp"):
@@ -207,9 +207,9 @@ def _is_invisible(completion: str, place: int, character: str) -> bool:
     return character in BLANK_LETTERS or "\ufe00" <= character <= "\ufe0d" or 0xE0100 <= ord(character) <= 0xE01EF
 
 
-def _joins(completion: str, place: int) -> bool:
+def _joins(completion: str, index: int) -> bool:
     """The neighbour is a letter of a script that joins, or a picture."""
-    near = completion[max(place - 2, 0) : place] + completion[place + 1 : place + 2]
+    near = completion[max(index - 2, 0) : index] + completion[index + 1 : index + 2]
     return any(
         unicodedata.category(character) in ("So", "Sk", "Mn", "Mc")
         or character == "\ufe0f"
@@ -241,6 +241,7 @@ def _codes_in_spaces(completion: str, question: str) -> bool:
 
 
 def is_mixed(word: str, twins: frozenset[str]) -> bool:
+    """Whether a word mixes ASCII letters with look-alikes from another script."""
     return any(character in twins for character in word) and any("a" <= character.lower() <= "z" for character in word)
 
 

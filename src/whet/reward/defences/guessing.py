@@ -73,9 +73,9 @@ def is_supported(answer: str, text: str, question: str) -> bool:
     if plain and len(plain) > 1 and plain in squeezed(text):
         return True
     if not wanted:
-        said = set(words(text)) | set(words(question))
+        context_words = set(words(text)) | set(words(question))
         asked = [word for word in words(answer) if word not in ("text", "frac", "boxed", "the", "a")]
-        return not asked or sum(word in said for word in asked) >= 0.5 * len(asked) or len(plain) == 1
+        return not asked or sum(word in context_words for word in asked) >= 0.5 * len(asked) or len(plain) == 1
     there = values_in(text)
     asked_for = set(values_in(question))
     recent = set(there[-MOST_ROUNDED:])
@@ -91,7 +91,7 @@ def is_supported(answer: str, text: str, question: str) -> bool:
 
 
 def _is_near(number: Fraction, reached: set[Fraction]) -> bool:
-    """There, or there with another sign or as a percentage."""
+    """Whether the number was reached, up to its sign or as a percentage."""
     return any(value in reached for value in (number, -number, number * 100, number / 100))
 
 
@@ -124,7 +124,7 @@ def values_in(text: str) -> list[Fraction]:
     for (_, first), (end, second) in pairwise(spoken):
         if first is not None and second is not None:
             values += [(end, first + second), (end, first * second)]
-    return [number for _, number in sorted(values, key=lambda each: each[0])]
+    return [number for _, number in sorted(values, key=lambda located: located[0])]
 
 
 def _fraction(match: re.Match[str]) -> Fraction:
@@ -140,7 +140,7 @@ def _one_step(numbers: list[Fraction]) -> set[Fraction]:
     for first, second in pairs:
         results |= {first + second, first - second, second - first, first * second}
         results |= {above / below for above, below in ((first, second), (second, first)) if below}
-    results |= {number + one for number in recent[-NEAR:] for one in (1, -1)}
+    results |= {number + offset for number in recent[-NEAR:] for offset in (1, -1)}
     for start in range(max(len(recent) - 6, 0), len(recent)):
         results.add(sum(recent[start:], Fraction(0)))
     return results
@@ -261,11 +261,11 @@ def is_of_another_kind(mark: str, prompt: Prompt) -> bool:
         formula = re.search(r"[-+*/^=<>]", mark) is not None and not any(len(word) > 3 for word in words)
         return not (values_in(mark) or NO_SOLUTION.search(mark) or formula or _is_choice(mark, question))
     asked = content_stems(question)
-    said = [stem for stem in content_stems(mark) if not POINTING.fullmatch(stem)]
+    stems = [stem for stem in content_stems(mark) if not POINTING.fullmatch(stem)]
     names_it = (
         bool(content_stems(gold)) and content_stems(gold) <= asked
     )  # the answer is one of the words of the question
-    return bool(said) and not names_it and set(said) <= asked
+    return bool(stems) and not names_it and set(stems) <= asked
 
 
 def _is_unworked(mark: str, gold: str, question: str) -> bool:
@@ -366,7 +366,7 @@ def _covers(prompt: Prompt, text: str) -> bool:
             return True
         after = text[text.rfind(final) + len(final) :]
         if _stands_in(gold, after) and not re.search(r"[=\u2260]", after) and not _stands_in(gold, prompt.question()):
-            return True  # a wrong answer is given, and the right one added behind it
+            return True  # a wrong answer is given, and the right one added after it
     if not marks and len(_bullets(text)) > 1 and _stands_in(gold, " ".join(_bullets(text))):
         return True
     if _stands_for_several(final, text):

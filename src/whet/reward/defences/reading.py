@@ -40,7 +40,7 @@ def whole_prompt(prompt: Prompt) -> str:
 
 
 def thinking(completion: str) -> str:
-    """What stands before the last </think>, tags left out; of an unfinished thought, all of it."""
+    """The text before the last </think>, without tags; all of it where a thought is unfinished."""
     if "</think>" in completion:
         text = completion.rpartition("</think>")[0]
     elif "<think>" in completion:
@@ -51,7 +51,7 @@ def thinking(completion: str) -> str:
 
 
 def working(completion: str) -> str:
-    """The thinking, or, without one, what stands before the last mark of an answer; all of it without a mark."""
+    """The thinking or, without any, the text before the last answer mark; all of it without a mark."""
     if "<think>" in completion or "</think>" in completion:
         return thinking(completion)
     marks = list(LAST_MARK.finditer(completion))
@@ -69,7 +69,7 @@ def words(text: str) -> list[str]:
 
 
 def terms(text: str) -> list[str]:
-    """Words and figures."""
+    """The words and figures of a text."""
     return re.findall(r"\w+", without_marks(text).casefold())
 
 

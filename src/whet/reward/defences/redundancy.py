@@ -210,7 +210,7 @@ def meanings(call: Call) -> set[tuple[str, str]]:
 
 
 def is_idle(call: Call) -> bool:
-    """Code that does nothing."""
+    """Whether code does nothing."""
     code = next((str(value) for key, value in call.values.items() if key in CODE_KEYS), None)
     if code is None or len(code) > 200:
         return False

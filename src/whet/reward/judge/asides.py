@@ -73,7 +73,7 @@ def _is_unseen(piece: str) -> bool:
 
 
 def pieces_of(text: str) -> list[str]:
-    """Sentences and lines, with the space behind them: together they are the text."""
+    """Sentences and lines, with the space after them: together they are the text."""
     bounds = [0, *(match.end() for match in PIECE.finditer(text)), len(text)]
     return [text[start:end] for start, end in pairwise(bounds) if end > start]
 

@@ -70,7 +70,7 @@ class AnswerCache:
         return {row[0]: row[1] for row in rows if row is not None}
 
     def store(self, key: str, answer: str, tokens: int) -> None:
-        """Keep an answer."""
+        """Keep an answer and the tokens it cost."""
         with self._connection() as connection:
             connection.execute("INSERT OR REPLACE INTO answers VALUES (?, ?, ?)", (key, answer, tokens))
 
@@ -230,7 +230,7 @@ CHARACTERS_PER_TOKEN = 4  # where the other side does not count
 
 @dataclass(frozen=True)
 class JudgeAnswer:
-    """What the judge said, and the tokens it took."""
+    """The judge's answer, and the tokens it took."""
 
     text: str
     tokens: int
@@ -248,7 +248,7 @@ class Trouble:
 
     @property
     def is_failure(self) -> bool:
-        """Nobody answered, though somebody was asked."""
+        """Whether a question was sent and nobody answered."""
         return not self.is_budget and not self.is_unreadable and not self.is_doubtful
 
     def __str__(self) -> str:
@@ -264,7 +264,7 @@ Answers = Iterator[tuple[int, JudgeAnswer | Trouble]]
 
 
 def callee_answers(ask: Ask, budget: JudgeBudget, questions: Sequence[Sequence[Message]]) -> Answers:
-    """Of any callable, an engine behind it for instance: all that the budget pays for, in one call."""
+    """The answers of any callable, such as an engine: all questions that the budget pays for, in one call."""
     paid = [number for number in range(len(questions)) if budget.take()]
     texts = ask([questions[number] for number in paid]) if paid else []
     if len(texts) != len(paid):
@@ -303,7 +303,7 @@ def engine_ask(
 def server_answers(
     settings: JudgeSettings, budget: JudgeBudget, schema: Mapping[str, Any], questions: Sequence[Sequence[Message]]
 ) -> Answers:
-    """Of a server with POST /chat/completions: questions are sent side by side; answers come as they arrive.
+    """The answers of a server with POST /chat/completions: sent side by side, yielded as they arrive.
 
     The key is read from the environment for each call, and kept nowhere. `schema`: of a verdict, where it takes one.
     """
@@ -345,7 +345,7 @@ def server_answers(
 
 
 def estimated_tokens(question: Sequence[Message], answer: str) -> int:
-    """As many tokens as a question and its answer usually have."""
+    """The tokens that a question and its answer usually have."""
     characters = sum(len(message["content"]) for message in question) + len(answer)
     return 1 + characters // CHARACTERS_PER_TOKEN
 

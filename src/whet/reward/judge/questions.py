@@ -2,7 +2,7 @@
 
 A fence carries a digest of the very texts it encloses: a completion that contained it would have to contain its own
 digest. Unlike a random fence it is the same each time, so that equal questions are equal in the cache. Each line of an
-answer stands behind the fence's first digits, and tokens that open or close turns are taken apart. After the answers
+answer follows the fence's first digits, and tokens that open or close turns are taken apart. After the answers
 the question and the criteria are said again: the last word is not the policy's. The code that the judge repeats with
 its verdict is another such digest.
 
@@ -41,7 +41,7 @@ DEFAULT_TEXT = "How correct, complete and helpful the answer is. Length and styl
 
 @dataclass(frozen=True)
 class Criterion:
-    """One thing that is judged."""
+    """One criterion of a rubric, with its weight."""
 
     name: str
     text: str
@@ -64,21 +64,21 @@ class Rubric:
         return min(1.0, max(0.0, earned / (total * (self.high - self.low))))
 
 
-def rubric_from(given: str | Mapping[str, Any]) -> Rubric:
+def rubric_from(source: str | Mapping[str, Any]) -> Rubric:
     """A rubric from text, from a file (.txt, .md: text; .toml, .json: a table), or from a table; "" is the default.
 
     A table has `criteria` (a list of {name, weight, text}), and may have `scale` ([low, high]) and `instructions`.
     """
-    if isinstance(given, Mapping):
-        return _from_table(given, "the rubric")
-    path = Path(given.strip())
-    suffix = path.suffix.lower() if "\n" not in given and len(given) < 1000 else ""
+    if isinstance(source, Mapping):
+        return _from_table(source, "the rubric")
+    path = Path(source.strip())
+    suffix = path.suffix.lower() if "\n" not in source and len(source) < 1000 else ""
     if suffix in (*TEXT_FILES, *TABLE_FILES) and " " not in path.name:
         text = _read(path)
         if suffix in TEXT_FILES:
             return _from_text(text, str(path))
         return _from_table(_table(path, text), str(path))
-    return _from_text(given, "the rubric") if given.strip() else Rubric()
+    return _from_text(source, "the rubric") if source.strip() else Rubric()
 
 
 def _read(path: Path) -> str:
@@ -100,45 +100,45 @@ def _table(path: Path, text: str) -> Mapping[str, Any]:
     return table
 
 
-def _from_text(text: str, place: str) -> Rubric:
+def _from_text(text: str, where: str) -> Rubric:
     if not text.strip():
-        raise WhetError(f"{place} is empty; write what a good answer has")
+        raise WhetError(f"{where} is empty; write what a good answer has")
     return Rubric((Criterion("quality", text.strip()),))
 
 
-def _from_table(table: Mapping[str, Any], place: str) -> Rubric:
-    _check_keys(table, KNOWN, place)
+def _from_table(table: Mapping[str, Any], where: str) -> Rubric:
+    _check_keys(table, KNOWN, where)
     rows = table.get("criteria")
     if not isinstance(rows, Sequence) or isinstance(rows, str) or not rows:
-        raise WhetError(f"{place} has no `criteria`; give a list of tables with name, weight and text")
-    criteria = tuple(_criterion(row, f"{place}, criterion {number}") for number, row in enumerate(rows, 1))
+        raise WhetError(f"{where} has no `criteria`; give a list of tables with name, weight and text")
+    criteria = tuple(_criterion(row, f"{where}, criterion {number}") for number, row in enumerate(rows, 1))
     names = [criterion.name.casefold() for criterion in criteria]
     repeated = [name for name in names if names.count(name) > 1]
     if repeated:
-        raise WhetError(f"{place}: two criteria are called {repeated[0]!r}; marks are told apart by name, rename one")
+        raise WhetError(f"{where}: two criteria are called {repeated[0]!r}; marks are told apart by name, rename one")
     if sum(criterion.weight for criterion in criteria) <= 0:
-        raise WhetError(f"{place}: every weight is 0; give at least one criterion a weight")
-    low, high = _scale(table.get("scale", [0, 10]), place)
+        raise WhetError(f"{where}: every weight is 0; give at least one criterion a weight")
+    low, high = _scale(table.get("scale", [0, 10]), where)
     return Rubric(criteria, low, high, str(table.get("instructions", "")))
 
 
-def _criterion(row: Any, place: str) -> Criterion:
+def _criterion(row: Any, where: str) -> Criterion:
     if not isinstance(row, Mapping) or not str(row.get("name", "")).strip():
-        raise WhetError(f"{place} has no name; give a table with name, weight and text")
-    _check_keys(row, KNOWN_OF_CRITERION, place)
+        raise WhetError(f"{where} has no name; give a table with name, weight and text")
+    _check_keys(row, KNOWN_OF_CRITERION, where)
     if str(row["name"]).strip().casefold() in RESERVED:
-        raise WhetError(f"{place} is called {row['name']!r}, which a verdict uses for itself; rename it")
+        raise WhetError(f"{where} is called {row['name']!r}, which a verdict uses for itself; rename it")
     weight = row.get("weight", 1.0)
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
-        raise WhetError(f"{place} ({row['name']}) has weight {weight!r}; give a number that is not negative")
+        raise WhetError(f"{where} ({row['name']}) has weight {weight!r}; give a number that is not negative")
     return Criterion(str(row["name"]).strip(), str(row.get("text", "")).strip(), float(weight))
 
 
-def _scale(given: Any, place: str) -> tuple[float, float]:
-    good = isinstance(given, Sequence) and not isinstance(given, str) and len(given) == 2
-    if not good or not all(_is_finite(number) for number in given) or not given[0] < given[1]:
-        raise WhetError(f"{place} has the scale {given!r}; give [lowest, highest], as in [0, 10]")
-    return float(given[0]), float(given[1])
+def _scale(scale: Any, where: str) -> tuple[float, float]:
+    good = isinstance(scale, Sequence) and not isinstance(scale, str) and len(scale) == 2
+    if not good or not all(_is_finite(number) for number in scale) or not scale[0] < scale[1]:
+        raise WhetError(f"{where} has the scale {scale!r}; give [lowest, highest], as in [0, 10]")
+    return float(scale[0]), float(scale[1])
 
 
 def _is_finite(value: Any) -> bool:
@@ -146,11 +146,11 @@ def _is_finite(value: Any) -> bool:
     return is_number and -LARGEST <= value <= LARGEST
 
 
-def _check_keys(table: Mapping[str, Any], allowed: Sequence[str], place: str) -> None:
+def _check_keys(table: Mapping[str, Any], allowed: Sequence[str], where: str) -> None:
     for key in table:
         if key not in allowed:
             raise WhetError(
-                f"{place} has the key {key!r}{did_you_mean(str(key), allowed)}; known: {', '.join(allowed)}"
+                f"{where} has the key {key!r}{did_you_mean(str(key), allowed)}; known: {', '.join(allowed)}"
             )
 
 
@@ -368,8 +368,8 @@ def verdict_code(*texts: str) -> str:
 def _digest(length: int, texts: Sequence[str]) -> str:
     lowered = [text.casefold() for text in texts]
     for number in range(100_000):
-        said = "\0".join((str(number), *texts))
-        mark = hashlib.sha256(said.encode("utf-8", "surrogatepass")).hexdigest()[:length]
+        content = "\0".join((str(number), *texts))
+        mark = hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:length]
         if mark[0].isalpha() and not any(mark in text for text in lowered):
             return mark
     raise AssertionError("a text cannot contain every digest of itself")

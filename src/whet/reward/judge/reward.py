@@ -137,7 +137,7 @@ class Judge:
 
     @property
     def prefetches_groups(self) -> bool:
-        """Its questions are about several completions to a prompt."""
+        """Whether a judge asks about several completions to a prompt at once."""
         return self.settings.compare == "group"
 
     def prefetch(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> None:
@@ -159,14 +159,14 @@ class Judge:
         self._num_without_verdict = self._num_lowered = 0
         return {f"{self.name}_{what}": float(count) for what, count in counts.items() if count}
 
-    def _checked(self, prompts: Sequence[Prompt], found: Sequence[float | Trouble | None]) -> list[float | None]:
+    def _checked(self, prompts: Sequence[Prompt], verdicts: Sequence[float | Trouble | None]) -> list[float | None]:
         """The scores; raises a failure that has them, and says of which samples the judge is to blame."""
-        scores = [None if isinstance(verdict, Trouble) else verdict for verdict in found]
-        troubles = {number: verdict for number, verdict in enumerate(found) if isinstance(verdict, Trouble)}
+        scores = [None if isinstance(verdict, Trouble) else verdict for verdict in verdicts]
+        troubles = {number: verdict for number, verdict in enumerate(verdicts) if isinstance(verdict, Trouble)}
         self._num_without_verdict += len(troubles)
         for number, trouble in troubles.items():
             unscorable(f"reward {self.name!r}: {NO_VERDICT if trouble.is_unreadable else trouble}", prompts[number])
-        most_unreadable = 2 * sum(cause.is_unreadable for cause in troubles.values()) > len(found)
+        most_unreadable = 2 * sum(cause.is_unreadable for cause in troubles.values()) > len(verdicts)
         failed = [
             number
             for number, cause in troubles.items()
@@ -174,8 +174,8 @@ class Judge:
         ]
         if failed:
             last = f"prompt {prompts[failed[-1]].id!r}: {troubles[failed[-1]]}"
-            complaint = self._complaint(len(failed), len(found), last)
-            raise PartialFailure(complaint, scores, [number in failed for number in range(len(found))])
+            complaint = self._complaint(len(failed), len(verdicts), last)
+            raise PartialFailure(complaint, scores, [number in failed for number in range(len(verdicts))])
         return scores
 
     def _complaint(self, failed: int, asked: int, last: str) -> str:
@@ -254,7 +254,7 @@ class Judge:
         return ranks
 
     def _outcomes(self, pairs: Sequence[tuple[Prompt, str, str]]) -> list[float | Trouble]:
-        """For the first completion of each pair: 1 better, 0 worse, 0.5 a tie."""
+        """The outcome for the first completion of each pair: 1 better, 0 worse, 0.5 a tie."""
         questions = []
         for prompt, one, other in pairs:
             if _trivial_outcome(one, other) is None:

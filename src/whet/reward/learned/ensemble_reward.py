@@ -12,10 +12,10 @@ from whet.reward.learned.network import Place
 from whet.types import WhetError
 
 
-def check_choice(given: str, choices: Any, what: str) -> None:
+def check_choice(choice: str, choices: Any, what: str) -> None:
     """Refuse a value that is none of the choices."""
-    if given not in get_args(choices):
-        raise WhetError(f"{what} is {given!r}; give one of {', '.join(get_args(choices))}")
+    if choice not in get_args(choices):
+        raise WhetError(f"{what} is {choice!r}; give one of {', '.join(get_args(choices))}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,9 +54,9 @@ class EnsembleSettings:
 
     @property
     def places(self) -> list[Place]:
-        """Where each model is, and how it is to be loaded."""
+        """The networks to load, each with its device and dtype."""
         folders = model_folders(self.folder)
-        return [Place(one, self.tokenizer, self.device, self.dtype, self.micro_batch_tokens) for one in folders]
+        return [Place(folder, self.tokenizer, self.device, self.dtype, self.micro_batch_tokens) for folder in folders]
 
 
 Settings = TypeVar("Settings", bound=EnsembleSettings)

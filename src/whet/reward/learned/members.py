@@ -29,7 +29,7 @@ def folders_of(folder: str | Sequence[str]) -> list[str]:
 
 
 def model_folders(folder: str | Sequence[str]) -> list[str]:
-    """Where the models are: a run stands for its newest weights, a folder of runs by seed for all of them."""
+    """The folders of the models: a run stands for its newest weights, a folder of runs by seed for all of them."""
     return [model for member in folders_of(folder) for model in _models_in(member)]
 
 

@@ -41,7 +41,7 @@ NO_LIMIT = 10**9
 
 @dataclass(frozen=True)
 class Place:
-    """Where a network is and where it runs."""
+    """The folder of a network, and the device and dtype in which it runs."""
 
     folder: str
     tokenizer: str = ""  # another folder; "" for the same
@@ -120,7 +120,7 @@ class Network:
             yield from (rows[start : start + most] for start in range(0, len(rows), most))
 
     def _last(self, ids: Sequence[int]) -> int:
-        """Where transformers' own classifiers read a sequence: at its last token that is not padding."""
+        """The index at which transformers' own classifiers read a sequence: its last token that is not padding."""
         return next((at for at in range(len(ids) - 1, 0, -1) if ids[at] != self.padding), 0)
 
     def _padded(self, sequences: Sequence[Tokens]) -> dict[str, Tensor]:
@@ -145,11 +145,11 @@ class Network:
         return inputs
 
     def text_tokens(self, text: str) -> list[int]:
-        """Without the tokens that open or close a text."""
+        """The tokens of a text without those that open or close it."""
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def prompt_tokens(self, prompt: Prompt) -> list[int]:
-        """What stands before the completion, its opening included."""
+        """The tokens before the completion, including the token that opens the text."""
         if prompt.text is None and self.tokenizer.chat_template:
             return self.text_tokens(templated(self.tokenizer, prompt.messages, prompt.id, open_completion=True))
         text = prompt.text if prompt.text is not None else plain_text(prompt) + "\n"

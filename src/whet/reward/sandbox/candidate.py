@@ -65,7 +65,7 @@ class CandidateServer(Peer):
         self.loop: Any = None
 
     def listen(self) -> None:
-        """From here on, keep what is printed, warned of and logged for the tests."""
+        """Keep what is printed, warned of and logged from here on, for the tests."""
         sys.stdout, sys.stderr = io.StringIO(), io.StringIO()
         warnings.simplefilter("always")
         warnings.showwarning = lambda message, category, *_: self.heard.append(  # type: ignore[assignment]
@@ -100,7 +100,7 @@ class CandidateServer(Peer):
         raise NameError(f"name {name!r} is not defined")
 
     def perform(self, operation: str, target: Any, arguments: list[Any], named: dict[str, Any]) -> Any:
-        """Do one thing with an object of this side."""
+        """Perform one operation that the tests ask for, on an object of the code."""
         if "logging" in sys.modules and self.log_handler is None:
             self._listen_to_logs()
         if operation == "find":
@@ -125,11 +125,11 @@ class CandidateServer(Peer):
         logging.getLogger().setLevel(1)  # which of them are of interest is for the tests to say
 
     def _find(self, names: list[str]) -> dict[str, Any]:
-        found = {}
+        by_name = {}
         for name in names:
             with contextlib.suppress(Exception):
-                found[name] = self.named(name)
-        return found
+                by_name[name] = self.named(name)
+        return by_name
 
     def _wait(self, awaitable: Any) -> tuple[bool, Any]:
         """Let the code's tasks run for a moment; whether this one is done, and its result."""
@@ -160,7 +160,7 @@ class CandidateServer(Peer):
 
 
 def only_function(module: types.ModuleType) -> Any:
-    """The function that is meant where no name is given: the only one that no other one calls."""
+    """The one public function of a module that no other function in it calls."""
     functions = {
         name: value
         for name, value in vars(module).items()
@@ -225,6 +225,6 @@ def _loaded(channel: int, prelude: str, sources: Sequence[str]) -> CandidateServ
     except BaseException as error:
         wire.send(channel, {"error": [kind.__name__ for kind in type(error).__mro__], "text": _described(error)[-500:]})
         os._exit(1)
-    kept = {name: kind for name, kind in shared.items() if vars(module).get(name) is kind}
+    own_classes = {name: kind for name, kind in shared.items() if vars(module).get(name) is kind}
     wire.send(channel, {"loaded": True})
-    return CandidateServer(channel, module, kept)
+    return CandidateServer(channel, module, own_classes)

@@ -51,7 +51,7 @@ class JobGroup:
         return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
 
     def remove(self) -> None:
-        """Remove the group."""
+        """Remove the control group."""
         with contextlib.suppress(OSError):
             os.rmdir(self.name, dir_fd=self.parent)
 
@@ -93,15 +93,15 @@ def _new_group(parent: int, needed: frozenset[str]) -> JobGroup:
 def folders_above(root: str = "/") -> list[str]:
     """The cgroup v2 folder of this process and those above it, as far as they are visible."""
     path = next((line[3:] for line in _text(f"{root}proc/self/cgroup").splitlines() if line.startswith("0::")), None)
-    place = None
+    mount_point = None
     for line in _text(f"{root}proc/self/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
         if after.split()[:1] == ["cgroup2"] and before.split()[3] == "/":
-            place = before.split()[4]
-    if path is None or place is None or ".." in path:
+            mount_point = before.split()[4]
+    if path is None or mount_point is None or ".." in path:
         return []
     parts = [part for part in path.split("/") if part]
-    return [os.path.join(place, *parts[:count]) for count in range(len(parts), -1, -1)]
+    return [os.path.join(mount_point, *parts[:count]) for count in range(len(parts), -1, -1)]
 
 
 def _maker(process: int) -> str:

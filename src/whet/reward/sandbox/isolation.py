@@ -39,7 +39,7 @@ COUNTED = (b"RssAnon", b"RssShmem", b"VmSwap")  # of a process's status: kilobyt
 
 @dataclass
 class Confinement:
-    """Where a worker stands: what holds, and what its jobs need to know."""
+    """What confines a worker, and what its jobs need to know about it."""
 
     folder: str  # the jobs' working directory
     without: frozenset[str] = frozenset()  # of "privilege", "namespaces", "landlock", "seccomp": not to be used
@@ -59,6 +59,7 @@ class Confinement:
 
 
 def tried(confinement: Confinement, name: str, step: Callable[[], Any]) -> bool:
+    """Try one protection and note whether it holds here."""
     confinement.holds[name] = _works(confinement, name, step)
     return confinement.holds[name]
 
@@ -87,7 +88,7 @@ def visible_paths() -> tuple[str, ...]:
     prefixes |= {path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(path)}
     wanted = {*SYSTEM_FOLDERS, *DEVICES, *prefixes, *map(os.path.realpath, prefixes)}
     chosen: list[str] = []
-    for path in sorted(wanted, key=lambda each: (len(each), each)):
+    for path in sorted(wanted, key=lambda name: (len(name), name)):
         inside = any(path.startswith(other + "/") for other in chosen if not os.path.islink(other))
         if path != "/" and os.path.exists(path) and not inside:
             chosen.append(path)
@@ -244,15 +245,16 @@ def _show(path: str, target: str) -> None:
         kernel.make_read_only(target)
 
 
-def _mount_processes(confinement: Confinement, place: str) -> None:
+def _mount_processes(confinement: Confinement, mount_point: str) -> None:
     """Keep a descriptor of /proc for counting memory, and show no /proc to the jobs."""
     with contextlib.suppress(OSError):
-        kernel.mount("proc", place, "proc", kernel.NO_SUID | kernel.NO_DEVICES | kernel.NO_EXEC)
-        confinement.processes = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
-        kernel.unmount(place)
+        kernel.mount("proc", mount_point, "proc", kernel.NO_SUID | kernel.NO_DEVICES | kernel.NO_EXEC)
+        confinement.processes = os.open(mount_point, os.O_RDONLY | os.O_DIRECTORY)
+        kernel.unmount(mount_point)
 
 
 def prepare_rules(confinement: Confinement) -> None:
+    """Prepare the Landlock rules and the system-call filter that `confine` applies."""
     if not kernel.IS_LINUX:
         return
     writable = os.path.dirname(confinement.folder) if confinement.holds.get("private_root") else confinement.folder
@@ -331,11 +333,11 @@ def has_too_many_files(confinement: Confinement, megabytes: int) -> bool:
 
 
 def _is_untouched(confinement: Confinement, megabytes: int) -> bool:
-    found = os.stat(confinement.folder)
+    status = os.stat(confinement.folder)
     # the clock of file systems is coarse: a quick job may leave the time as it was, never the rest as well
     return (
-        confinement.mounted == (megabytes, found.st_ctime_ns)
-        and stat.S_IMODE(found.st_mode) == _folder_mode(confinement)
+        confinement.mounted == (megabytes, status.st_ctime_ns)
+        and stat.S_IMODE(status.st_mode) == _folder_mode(confinement)
         and not os.listdir(confinement.folder)
         and not os.listxattr(confinement.folder)
     )
@@ -355,8 +357,8 @@ def empty_folder(folder: str) -> None:
                 # one level of it: its own folders move up, so that no path gets long and no call nests
                 inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
                 try:
-                    for each in _remove_files(inner):
-                        os.rename(each, f"{unused}-{next(names)}", src_dir_fd=inner, dst_dir_fd=top)
+                    for nested in _remove_files(inner):
+                        os.rename(nested, f"{unused}-{next(names)}", src_dir_fd=inner, dst_dir_fd=top)
                 finally:
                     os.close(inner)
                 os.rmdir(name, dir_fd=top)
@@ -376,7 +378,7 @@ def _remove_files(folder: int) -> list[str]:
     return folders
 
 
-def confine(confinement: Confinement, limits: dict[str, int], kept: Iterable[int], role: int) -> dict[str, bool]:
+def confine(confinement: Confinement, limits: dict[str, int], descriptors: Iterable[int], role: int) -> dict[str, bool]:
     """Give up everything a job does not need; `role` 0 is the code under test, 1 the test runner.
 
     Returns which steps held. The order matters: users before capabilities, the filter last.
@@ -400,7 +402,7 @@ def confine(confinement: Confinement, limits: dict[str, int], kept: Iterable[int
         os.umask(0o007)
         step("separate_user", lambda: _become(confinement.users[role], confinement.users[0]))
     if not kernel.IS_LINUX:
-        kernel.close_all_but(kept)
+        kernel.close_all_but(descriptors)
         return held
     step("dies_with_parent", kernel.die_with_parent)
     step("no_new_privileges", lambda: kernel.control(kernel.SET_NO_NEW_PRIVILEGES, 1))
@@ -408,7 +410,7 @@ def confine(confinement: Confinement, limits: dict[str, int], kept: Iterable[int
     step("not_inspectable", lambda: kernel.control(kernel.SET_DUMPABLE, 0))
     if confinement.rules is not None:
         step("landlock", lambda: kernel.apply_landlock(confinement.rules or 0))
-    kernel.close_all_but(kept)
+    kernel.close_all_but(descriptors)
     if "seccomp" in confinement.without:
         held["seccomp"] = False
         return held
@@ -437,7 +439,7 @@ def _process_memory(status: bytes, confinement: Confinement) -> int:
     fields = dict(line.split(b":", 1) for line in status.splitlines() if b":" in line)
     is_job = confinement.holds.get("process_namespace") or int(fields[b"Uid"].split()[0]) in confinement.users
     # not RssFile: the interpreter's own files, which all of them share
-    return sum(int(fields.get(each, b"0").split()[0]) for each in COUNTED) * 1024 if is_job else 0
+    return sum(int(fields.get(field, b"0").split()[0]) for field in COUNTED) * 1024 if is_job else 0
 
 
 def num_killed(confinement: Confinement) -> int:

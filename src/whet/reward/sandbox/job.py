@@ -68,7 +68,7 @@ class ProgramJob:
         return [_header("program", self.limits), {"source": self.source, "stdin": self.stdin}]
 
     def files(self) -> list[bytes]:
-        """What goes to one of the job's processes alone: nothing."""
+        """Files for one process of the job alone: none."""
         return []
 
     def streams(self) -> dict[str, int]:
@@ -102,7 +102,7 @@ class UnitTestJob:
         return [_header("unit_tests", self.limits), {"sources": list(self.sources), "prelude": self.prelude}]
 
     def files(self) -> list[bytes]:
-        """What goes to one of the job's processes alone."""
+        """Files for one process of the job alone."""
         return [] if self._calls() is not None else [packed(self.tests())]
 
     def tests(self) -> dict[str, Any]:
@@ -196,7 +196,7 @@ def _prepared_tests(setup: str, tests: tuple[str, ...], program: str, entry_poin
     """What the trainer works out of tests for the process that runs them, once: many jobs have the same tests."""
     try:
         read = suite.read_suite(program or "\n".join([setup, *tests]))
-        suites = [suite.prepared_suite(program)] if program else [suite.prepared_suite(each, True) for each in tests]
+        suites = [suite.prepared_suite(program)] if program else [suite.prepared_suite(test, True) for test in tests]
         start = suite.compiled(ast.parse(setup))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         read, suites, start = suite.read_suite(""), [], suite.raising(error)
@@ -207,5 +207,5 @@ def _prepared_tests(setup: str, tests: tuple[str, ...], program: str, entry_poin
 
 
 def _header(kind: str, limits: Limits) -> dict[str, Any]:
-    """All that the worker itself learns of a job; the rest goes to processes that end with it."""
+    """The part of a job that the worker itself sees; the rest goes to processes that end with the job."""
     return {"kind": kind, "limits": limits.counts(), "wall_seconds": limits.wall_seconds}

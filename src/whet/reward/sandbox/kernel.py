@@ -60,7 +60,7 @@ def _call(number: int, *arguments: object) -> int:
     if _libc is None:
         raise OSError(0, "not Linux")
     # syscall() is variadic: plain Python integers would be passed as 32 bits
-    wide = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
+    wide = [ctypes.c_long(argument) if isinstance(argument, int) else argument for argument in arguments]
     return _checked(int(_libc.syscall(ctypes.c_long(number), *wide)), f"system call {number}")
 
 
@@ -71,7 +71,7 @@ def _function(name: str) -> Callable[..., int]:
 
 
 def control(option: int, value: int = 0, pointer: object = None) -> int:
-    """prctl(2)."""
+    """Set a property of this process, as in prctl(2)."""
     third = ctypes.c_ulong(0) if pointer is None else pointer
     zero = ctypes.c_ulong(0)
     return _checked(
@@ -80,10 +80,12 @@ def control(option: int, value: int = 0, pointer: object = None) -> int:
 
 
 def unshare(flags: int) -> None:
+    """Give this process namespaces of its own, as in unshare(2)."""
     _checked(int(_function("unshare")(ctypes.c_int(flags))), "unshare")
 
 
 def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
+    """Mount a file system, as in mount(2); an OSError names the target."""
     result = _function("mount")(
         source.encode(), target.encode(), kind.encode() or None, ctypes.c_ulong(flags), options.encode() or None
     )
@@ -91,6 +93,7 @@ def mount(source: str, target: str, kind: str, flags: int, options: str = "") ->
 
 
 def unmount(target: str) -> None:
+    """Detach a mount at once; it goes when nothing uses it any more."""
     _checked(int(_function("umount2")(target.encode(), ctypes.c_int(DETACH))), f"unmount {target}")
 
 
@@ -100,8 +103,8 @@ def make_read_only(target: str) -> None:
     try:
         _call(MOUNT_SETATTR, -100, target.encode(), AT_RECURSIVE, ctypes.c_char_p(attributes), len(attributes))
     except OSError:
-        kept = os.statvfs(target).f_flag & (NO_SUID | NO_DEVICES | NO_EXEC)
-        mount("none", target, "", BIND | REMOUNT | READ_ONLY | kept)
+        flags = os.statvfs(target).f_flag & (NO_SUID | NO_DEVICES | NO_EXEC)
+        mount("none", target, "", BIND | REMOUNT | READ_ONLY | flags)
 
 
 def enter_root(folder: str) -> None:
@@ -113,18 +116,20 @@ def enter_root(folder: str) -> None:
 
 
 def drop_capabilities() -> None:
+    """Give up all capabilities of this process for good."""
     header = struct.pack("=Ii", 0x20080522, 0)
     _call(CAPSET[MACHINE], ctypes.c_char_p(header), ctypes.c_char_p(bytes(24)))
 
 
 def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent ends."""
     control(SET_DEATH_SIGNAL, signal.SIGKILL)
 
 
-def close_all_but(kept: Iterable[int]) -> None:
+def close_all_but(descriptors: Iterable[int]) -> None:
     """Close every descriptor from 3 on except these."""
     low = 3
-    for number in [*sorted(set(kept) - {0, 1, 2}), None]:
+    for number in [*sorted(set(descriptors) - {0, 1, 2}), None]:
         high = 0xFFFFFFFF if number is None else number - 1
         if low <= high:
             try:
@@ -161,6 +166,7 @@ def landlock_rules(readable: Iterable[str], writable: Iterable[str]) -> int:
 
 
 def apply_landlock(rules: int) -> None:
+    """Restrict this process to the paths that the rules allow; there is no way back."""
     _call(LANDLOCK_RESTRICT, rules, 0)
 
 

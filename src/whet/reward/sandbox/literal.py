@@ -92,7 +92,7 @@ def nodes_of(value: Any, export: Export = refuse, shared: Mapping[str, type] | N
     """The value as nodes. Objects of a `shared` class travel by their attributes."""
     nodes: list[Any] = []
     places: dict[int, Any] = {}  # of containers by identity: a finished one is [k], an open one None
-    kept: list[Any] = []  # temporary objects must live as long as their identity is used
+    alive: list[Any] = []  # temporary objects must live as long as their identity is used
     stack: list[tuple[Any, list[Any] | None, str]] = [(value, None, "")]
     while stack:
         item, children, tag = stack.pop()
@@ -103,10 +103,10 @@ def nodes_of(value: Any, export: Export = refuse, shared: Mapping[str, type] | N
             if tag in ("", "x"):
                 nodes.append(children if tag == "x" else children[0])
                 places[id(item)] = [len(nodes) - 1]
-                kept.append(item)
+                alive.append(item)
                 continue
             places[id(item)] = None
-            kept += (item, children)
+            alive += (item, children)
             stack.append((item, children, tag))
             stack.extend((child, None, "") for child in reversed(children) if not _is_atom(child))
             continue
@@ -121,10 +121,10 @@ def nodes_of(value: Any, export: Export = refuse, shared: Mapping[str, type] | N
 def _reference(child: Any, places: Mapping[int, Any]) -> Any:
     if _is_atom(child):
         return child
-    place = places[id(child)]
-    if place is None:
+    number = places[id(child)]
+    if number is None:
         raise NotPlain("a value that contains itself cannot be carried")
-    return place
+    return number
 
 
 def _is_atom(value: Any) -> bool:
@@ -139,7 +139,7 @@ def _opened(item: Any, export: Export, shared: Mapping[str, type] | None) -> tup
     kind = type(item)
     if kind not in EXACT:
         if shared is not None and shared.get(kind.__name__) is kind:
-            return f"o{kind.__name__}", [each for pair in vars(item).items() for each in pair]
+            return f"o{kind.__name__}", [part for pair in vars(item).items() for part in pair]
         if (opened := _opened_of_library(item, kind)) or (opened := export(item)):
             return opened
     for base, tag in CONTAINERS:
@@ -175,7 +175,7 @@ def _opened_of_library(item: Any, kind: type) -> tuple[str, list[Any]] | None:
     if library == "pandas" and kind.__name__ == "Series":
         return "p", [[item.name], item.index.tolist(), [item.tolist()], [str(item.dtype)]]
     if library == "pandas" and kind.__name__ == "DataFrame":
-        columns = [item.iloc[:, place] for place in range(item.shape[1])]
+        columns = [item.iloc[:, column] for column in range(item.shape[1])]
         types = [str(column.dtype) for column in columns]
         return "P", [item.columns.tolist(), item.index.tolist(), [column.tolist() for column in columns], types]
     if library == "pathlib" and hasattr(item, "as_posix"):
@@ -203,12 +203,12 @@ def value_of(nodes: Sequence[Any], load: Load | None = None, shared: Mapping[str
 def _built(node: list[Any], child: Callable[[Any], Any], load: Load | None, shared: Mapping[str, type] | None) -> Any:
     tag, content = node[0], node[1]
     if tag in BUILDERS:
-        return BUILDERS[tag](child(each) for each in content)
+        return BUILDERS[tag](child(node) for node in content)
     if tag in READERS:
         return READERS[tag](content)
     if tag == "y" and isinstance(getattr(builtins, content), type):
         return getattr(builtins, content)
-    parts = [child(each) for each in content]
+    parts = [child(node) for node in content]
     if tag in MAPPINGS:
         return MAPPINGS[tag](dict(zip(parts[::2], parts[1::2], strict=True)))
     if shared is not None and tag[:1] == "o" and tag[1:] in shared:

@@ -83,7 +83,7 @@ class Stream:
         self.is_watched = name not in ("record", "answers") or not _has_room(descriptor, most)
 
     def read(self) -> bool:
-        """Take what is there; False when that was nothing. Closes where nothing more will be taken."""
+        """Read what has arrived; False where nothing had. Closes at the end of the stream."""
         if not self.is_open:
             return False
         try:
@@ -98,7 +98,7 @@ class Stream:
         return bool(piece)
 
     def close(self) -> None:
-        """Take no more."""
+        """Stop reading."""
         if self.is_open:
             self.is_open = False
             os.close(self.descriptor)
@@ -130,7 +130,7 @@ class JobBatch:
 
 
 def _folders_of(packages: Sequence[str]) -> list[str]:
-    """Where this process finds these packages, which need not be where a new interpreter would look."""
+    """The folders in which this process finds these packages; a new interpreter might look elsewhere."""
     tops = {name.partition(".")[0] for name in packages}
     return [path for path in sys.path if path and any(PathFinder.find_spec(top, [path]) for top in tops)]
 
@@ -337,7 +337,7 @@ class Sandbox:
 
     @property
     def workers(self) -> list[WorkerProcess]:
-        """All that run."""
+        """All workers that run."""
         return [*self.idle, *self._lent]
 
     def start(self, count: int | None = None) -> None:

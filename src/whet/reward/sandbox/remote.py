@@ -104,7 +104,7 @@ class Remote:
 
     @property
     def __cause__(self) -> Any:
-        """Of an exception; None where nobody is left to ask."""
+        """The cause of an exception; None where nobody is left to ask."""
         try:
             return asked(self, "attribute", "__cause__")
         except Exception:
@@ -200,8 +200,8 @@ class Peer:
         """Have the other side do something with one of its objects; what came of it."""
         with self.lock:
             message: dict[str, Any] = {
-                **{"do": operation, "target": target, "arguments": [self.nodes(each) for each in arguments]},
-                "named": {name: self.nodes(each) for name, each in (named or {}).items()},
+                **{"do": operation, "target": target, "arguments": [self.nodes(argument) for argument in arguments]},
+                "named": {name: self.nodes(value) for name, value in (named or {}).items()},
             }
             self.send(message)
             while "do" in (answer := self.receive()):
@@ -235,18 +235,20 @@ class Peer:
         """Do what a message asks, and say what came of it."""
         try:
             target = self.target(message["target"])
-            arguments = [self.value(each) for each in message["arguments"]]
-            named = {name: self.value(each) for name, each in message["named"].items()}
+            arguments = [self.value(node) for node in message["arguments"]]
+            named = {name: self.value(node) for name, node in message["named"].items()}
             result = self.perform(message["do"], target, arguments, named)
             answer: dict[str, Any] = {"value": self.nodes(result)}
             if same := [number for number, container, _ in self.tracked if container is result]:
                 answer["same"] = same[-1]
             if message["do"] == "call":
-                changed = [self.nodes(each) if type(each) in (list, dict, set) else None for each in arguments]
+                changed = [
+                    self.nodes(argument) if type(argument) in (list, dict, set) else None for argument in arguments
+                ]
                 answer["changed"] = changed if any(changed) else []
                 del result
                 if self.tracks and any(changed):
-                    answer["kept"] = [self._kept(arguments, place, changed[place]) for place in range(len(changed))]
+                    answer["kept"] = [self._kept(arguments, index, changed[index]) for index in range(len(changed))]
             elif self.tracks and message["do"] == "attribute" and type(result) in (list, dict, set):
                 answer["track"] = self.number(result)
                 self.tracked.append([answer["track"], result, answer["value"]])
@@ -256,9 +258,9 @@ class Peer:
         except BaseException as error:
             return self.failure(error)
 
-    def _kept(self, arguments: list[Any], place: int, nodes: Any) -> int | None:
+    def _kept(self, arguments: list[Any], index: int, nodes: Any) -> int | None:
         """The number of a container of the other side that somebody here still holds: it is kept in step."""
-        argument = arguments[place]
+        argument = arguments[index]
         if nodes is None or sys.getrefcount(argument) <= HELD_HERE or len(argument) > LONGEST_TRACKED:
             return None
         number = self.number(argument)
@@ -278,7 +280,7 @@ class Peer:
         return self.objects[int(target)]
 
     def perform(self, operation: str, target: Any, arguments: list[Any], named: dict[str, Any]) -> Any:
-        """Do one thing with an object of this side."""
+        """Perform one operation on an object of this side."""
         return OPERATIONS[operation](target, *arguments, **named)
 
     def send(self, message: dict[str, Any]) -> None:
@@ -352,16 +354,16 @@ class Peer:
         if number in self.described:
             return [number]
         self.described.add(number)
-        own = [each for each in kind.__mro__ if each.__module__ in OWN_MODULES]
+        own = [ancestor for ancestor in kind.__mro__ if ancestor.__module__ in OWN_MODULES]
         base = base_of(kind, (*VALUES, *COLLECTIONS))
         looked_at = own if base in VALUES else kind.__mro__[:-1]
-        specials = [name for name in SPECIALS if any(vars(each).get(name) is not None for each in looked_at)]
+        specials = [name for name in SPECIALS if any(vars(ancestor).get(name) is not None for ancestor in looked_at)]
         specials = [name for name in specials if getattr(kind, name, None) is not None]
         if kind.__hash__ is not None and "__eq__" in specials and "__hash__" not in specials:
             specials.append("__hash__")
         public = [name for name in dir(base) if not name.startswith("_")] if base in COLLECTIONS else []
         known = (BaseException, *VALUES, *COLLECTIONS)
-        bases = [each for each in kind.__bases__ if each.__module__ in OWN_MODULES or base_of(each, known)]
+        bases = [base for base in kind.__bases__ if base.__module__ in OWN_MODULES or base_of(base, known)]
         return [number, kind.__name__, kind.__module__, [*map(self.reference, bases)], specials, public]
 
     def load(self, tag: str, parts: list[Any]) -> Any:
@@ -379,7 +381,7 @@ class Peer:
         return literal.of_library(tag, parts)
 
     def proxy(self, number: int, kind: type, content: Any) -> Any:
-        """What stands here for an object of the other side."""
+        """The stand-in, on this side, for an object of the other side."""
         made: Any
         real: Any = base_of(kind, (*VALUES, *COLLECTIONS))
         if issubclass(kind, BaseException):
@@ -395,7 +397,7 @@ class Peer:
         return made
 
     def local_class(self, reference: list[Any]) -> Any:
-        """The class that stands here for one of the other side."""
+        """The class that stands in for one of the other side."""
         if not reference:
             return RemoteFunction
         if _is_known(reference):
@@ -404,9 +406,9 @@ class Peer:
         number, *description = reference
         if number not in self.classes:
             name, module, bases, specials, public = description
-            parents = [_known_class(*each) if _is_known(each) else self.local_class(each) for each in bases]
-            space: dict[str, Any] = {each: FORWARDED[each] for each in specials if each in SPECIALS}
-            space.update({each: _method(each) for each in public if not each.startswith("_")})
+            parents = [_known_class(*base) if _is_known(base) else self.local_class(base) for base in bases]
+            space: dict[str, Any] = {special: FORWARDED[special] for special in specials if special in SPECIALS}
+            space.update({method: _method(method) for method in public if not method.startswith("_")})
             if "__eq__" in space:
                 space.setdefault("__hash__", None)
             space |= {
@@ -426,8 +428,8 @@ def _is_known(reference: list[Any]) -> bool:
 
 def _derived(name: str, parents: Sequence[type], space: dict[str, Any]) -> Any:
     """A mirrored class: a `Remote` before all real ones, so that it asks before they answer."""
-    mirrored = tuple(each for each in parents if issubclass(each, Remote))
-    real = tuple(each for each in parents if not issubclass(each, Remote))
+    mirrored = tuple(parent for parent in parents if issubclass(parent, Remote))
+    real = tuple(parent for parent in parents if not issubclass(parent, Remote))
     bases = (*(mirrored or (Remote,)), *real)
     for chosen in (bases, mirrored[:1] or (Remote,)):
         try:
@@ -441,14 +443,14 @@ def _known_class(module: str, name: str) -> type:
     """A class of the standard library, or numpy's or pandas', that both sides have: an exception that means nothing to
     a test framework, or a type of plain values."""
     top = module.split(".")[0]
-    found = getattr(sys.modules.get(module), name, None)
+    candidate = getattr(sys.modules.get(module), name, None)
     is_known = (top in sys.stdlib_module_names and top not in ("unittest", "doctest")) or top in ("numpy", "pandas")
-    if is_known and isinstance(found, type):
-        if issubclass(found, Exception | SystemExit) or found in (*VALUES, *COLLECTIONS):
-            return found
-        if base := base_of(found, (*VALUES, *COLLECTIONS)):
+    if is_known and isinstance(candidate, type):
+        if issubclass(candidate, Exception | SystemExit) or candidate in (*VALUES, *COLLECTIONS):
+            return candidate
+        if base := base_of(candidate, (*VALUES, *COLLECTIONS)):
             return base
-    return Exception if not isinstance(found, type) or issubclass(found, BaseException) else Remote
+    return Exception if not isinstance(candidate, type) or issubclass(candidate, BaseException) else Remote
 
 
 def base_of(kind: type, bases: Iterable[type]) -> type | None:

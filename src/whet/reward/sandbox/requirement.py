@@ -87,7 +87,7 @@ def check_isolation(requirement: Requirement, holds: Mapping[str, bool], why: Ma
 
 
 def tell_isolation(requirement: Requirement, holds: Mapping[str, bool], why: Mapping[str, tuple[int, str]]) -> None:
-    """Say what does not stand between the code under test and the machine; nothing where everything does."""
+    """Warn of each protection that is missing between the code under test and the machine."""
     for line in isolation_warnings(requirement, holds, why):
         logger.warning("%s", line)
 
@@ -95,7 +95,7 @@ def tell_isolation(requirement: Requirement, holds: Mapping[str, bool], why: Map
 def isolation_warnings(
     requirement: Requirement, holds: Mapping[str, bool], why: Mapping[str, tuple[int, str]]
 ) -> list[str]:
-    """What does not stand between the code and the machine, a line each."""
+    """A line for each protection that is missing between the code and the machine."""
     isolation = isolation_given(holds)
     lines = []
     if not isolation:

@@ -27,7 +27,7 @@ BYTES = 6  # of a character in JSON, at most
 
 
 class SessionOver(Exception):
-    """The call ended the session; the text says why."""
+    """The call ended the session; `text` says why."""
 
 
 @dataclass(frozen=True)

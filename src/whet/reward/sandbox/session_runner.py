@@ -50,6 +50,7 @@ class SessionServer:
         self.tools: dict[str, Callable[..., Any]] = {}
 
     def answer(self, message: dict[str, Any]) -> dict[str, Any]:
+        """The answer to one message of the environment, with what the call printed."""
         printed = CappedText(message["most"])
         sys.stdout = sys.stderr = printed  # type: ignore[assignment]
         error = ""
@@ -79,6 +80,7 @@ class SessionServer:
         self.tools = {name: getattr(holder, name) for name in message["names"]}
 
     def call(self, message: dict[str, Any]) -> Any:
+        """What a tool returns; a coroutine is run to its end."""
         value = self.tools[message["name"]](**message["arguments"])
         if not inspect.isawaitable(value):
             return value
@@ -97,7 +99,7 @@ async def _awaited(value: Any) -> Any:
 
 
 def _shown(value: Any, message: dict[str, Any]) -> str:
-    """As the console of Python shows a value; a tool's as JSON where it has such a form."""
+    """A value as Python's console shows it; a tool's value as JSON where it has such a form."""
     if message["operation"] == "call":
         try:
             return json.dumps(value, ensure_ascii=False)

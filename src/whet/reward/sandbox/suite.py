@@ -59,7 +59,7 @@ def is_always_true(node: ast.expr) -> bool:
     if isinstance(node, ast.Tuple):
         return bool(node.elts)
     if isinstance(node, ast.BoolOp):
-        decided = [is_always_true(each) for each in node.values]
+        decided = [is_always_true(value) for value in node.values]
         return any(decided) if isinstance(node.op, ast.Or) else all(decided)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         return isinstance(node.operand, ast.Constant) and not node.operand.value
@@ -107,7 +107,7 @@ def num_results(tree: ast.AST) -> int:
         elif isinstance(node, ast.Assert):
             count += not is_always_true(node.test)
         elif isinstance(node, ast.ClassDef):
-            count += sum(isinstance(each, Function) and is_test_function(each) for each in node.body)
+            count += sum(isinstance(statement, Function) and is_test_function(statement) for statement in node.body)
         else:
             count += num_results(node)
     return count
@@ -140,7 +140,7 @@ def is_test_function(function: Function) -> bool:
 
 def _is_placeholder(function: Function) -> bool:
     """True for a test with nothing in it."""
-    is_fixture = any("fixture" in ast.unparse(each) for each in function.decorator_list)
+    is_fixture = any("fixture" in ast.unparse(decorator) for decorator in function.decorator_list)
     return is_test_name(function.name) and is_empty(function) and not is_fixture
 
 
@@ -191,7 +191,7 @@ def _without_body(statement: ast.If | ast.Try | ast.With) -> ast.AST:
 
 
 def _names_used(node: ast.AST) -> set[str]:
-    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)}
+    return {name.id for name in ast.walk(node) if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Load)}
 
 
 def imported_modules(tree: ast.AST) -> set[str]:
@@ -387,11 +387,15 @@ def _takes_candidate(function: Function, tree: ast.Module) -> bool:
 
 def _parameters(function: Function) -> list[str]:
     """The parameters that somebody must give."""
-    given = function.args
-    positional = [*given.posonlyargs, *given.args]
-    needed = [*positional[: len(positional) - len(given.defaults)]]
-    needed += [each for each, default in zip(given.kwonlyargs, given.kw_defaults, strict=True) if default is None]
-    return [each.arg for each in needed]
+    signature = function.args
+    positional = [*signature.posonlyargs, *signature.args]
+    needed = [*positional[: len(positional) - len(signature.defaults)]]
+    needed += [
+        parameter
+        for parameter, default in zip(signature.kwonlyargs, signature.kw_defaults, strict=True)
+        if default is None
+    ]
+    return [parameter.arg for parameter in needed]
 
 
 def _uses_pytest(tree: ast.Module, candidates: Collection[str]) -> bool:
@@ -402,13 +406,13 @@ def _uses_pytest(tree: ast.Module, candidates: Collection[str]) -> bool:
         functions_of(tree),
         [node for node in ast.walk(tree) if isinstance(node, Function | ast.ClassDef)],
     )
-    tests = [each for name, each in functions.items() if is_test_name(name) and name not in candidates]
+    tests = [function for name, function in functions.items() if is_test_name(name) and name not in candidates]
     classes = [node for node in top_level(tree.body) if isinstance(node, ast.ClassDef) and node.name.startswith("Test")]
     return (
-        any(PYTEST_DECORATOR.search(ast.unparse(each)) for node in defined for each in node.decorator_list)
+        any(PYTEST_DECORATOR.search(ast.unparse(decorator)) for node in defined for decorator in node.decorator_list)
         or not PYTEST_SETUP.isdisjoint(functions)
         or any(isinstance(node, ast.Name) and node.id == "pytestmark" for node in ast.walk(tree))
-        or any(_parameters(each) for each in tests)
+        or any(_parameters(test) for test in tests)
         or any(num_results(node) for node in classes if "TestCase" not in ast.unparse(ast.Tuple(node.bases)))
     )
 

@@ -33,7 +33,7 @@ class ResultLog:
         self.inside_try: list[bool] = []  # of assertions that the tests themselves may catch
 
     def note(self, passed: bool, error: BaseException | None = None) -> None:
-        """Write one result down."""
+        """Record one result."""
         self.count += 1
         if self.count > MOST_TESTS:
             raise OverflowError(f"more than {MOST_TESTS} assertions")

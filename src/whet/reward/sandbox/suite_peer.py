@@ -108,8 +108,8 @@ class SuitePeer(Peer):
         for name in names:
             with contextlib.suppress(Exception):
                 module, _, attribute = name.rpartition(".")
-                found = importlib.import_module(module)
-                self.watched.append([found, attribute, _value_there(found, attribute), None])
+                imported = importlib.import_module(module)
+                self.watched.append([imported, attribute, _value_there(imported, attribute), None])
                 self.watched[-1][3] = self.watched[-1][2]
 
     def _mirror(self, entry: list[Any]) -> None:
@@ -138,7 +138,7 @@ class SuitePeer(Peer):
         return super().export(item)
 
     def proxy(self, number: int, kind: type, content: Any) -> Any:
-        """What stands here for an object of the code; a coroutine for a coroutine, each time a new one."""
+        """The stand-in for an object of the code; for a coroutine, a new coroutine each time."""
         made = super().proxy(number, kind, content)
         return (lambda: self.awaited(made)) if kind.__name__ == "coroutine" else made
 
@@ -187,7 +187,7 @@ class SuitePeer(Peer):
             return super().special(proxy, name, (*arguments[:2], None), named)
         if name == "__contains__" and not isinstance(arguments[0], Remote):
             if _has(proxy, "__iter__"):
-                return any(each == arguments[0] for each in proxy)  # the code is not told what is looked for
+                return any(item == arguments[0] for item in proxy)  # the code is not told what is looked for
             return self._predicate(functools.partial(asked, proxy, "special", name), *arguments)
         base = base_of(type(proxy), NUMBERS_AND_TEXT)
         if base and hasattr(base, name) and (name in ARITHMETIC or name in AS_NUMBER or name == "__contains__"):
@@ -215,7 +215,7 @@ class SuitePeer(Peer):
         held = [content_of(proxy, base)] if base else asked(proxy, "state")
         is_held = bool(held) and getattr(type(held[0]), name)(held[0], other) is True
         others = [] if is_held else [self._other_value(other) for _ in range(NUM_DOUBTS)]
-        answers = self._answers((proxy, name, each) for each in (other, *others))
+        answers = self._answers((proxy, name, operand) for operand in (other, *others))
         if isinstance(answers[0], BaseException):
             raise answers[0]
         if answers[0] is NotImplemented or is_held or not answers[0]:
@@ -238,8 +238,8 @@ class SuitePeer(Peer):
         first, operation, other = self.by_value[id(proxy)]
         if not self.named.isdisjoint(type(proxy).__mro__):
             combined = self._answers((first, operation, self._other_value(other)) for _ in range(NUM_DOUBTS))
-            objects = [proxy, *(each for each in combined if isinstance(each, Remote))]
-            self._doubt(self._answers((each, name, *arguments) for each in objects))
+            objects = [proxy, *(operand for operand in combined if isinstance(operand, Remote))]
+            self._doubt(self._answers((operand, name, *arguments) for operand in objects))
         raise TypeError("the object would say how far it is from a value of the tests")
 
     def _predicate(self, method: Any, *arguments: Any, **named: Any) -> Any:
@@ -248,7 +248,7 @@ class SuitePeer(Peer):
         if not _is_yes(result) or not is_plain(arguments):
             return result
         for others in (
-            [self._other_value(each) for each in arguments],
+            [self._other_value(argument) for argument in arguments],
             [10**15] * len(arguments),
             [STRANGE] * len(arguments),
         ):
@@ -269,8 +269,8 @@ class SuitePeer(Peer):
     def _answers(self, questions: Iterable[tuple[Any, ...]]) -> list[Any]:
         """What each of (object, special method, arguments) gives, asked in an order that does not tell them apart."""
         asked_for = list(enumerate(questions))
-        answers = {place: self._answer(*each) for place, each in self.chance.sample(asked_for, len(asked_for))}
-        return [answers[place] for place in range(len(answers))]
+        answers = {index: self._answer(*call) for index, call in self.chance.sample(asked_for, len(asked_for))}
+        return [answers[index] for index in range(len(answers))]
 
     def _answer(self, proxy: Any, name: str, *arguments: Any) -> Any:
         try:
@@ -289,7 +289,9 @@ class SuitePeer(Peer):
     def _is_equal_to_little(self, proxy: Any, other: Any) -> bool:
         """The code says that two of its objects are equal: believed where not all things are equal to them."""
         odd = types.SimpleNamespace()
-        if any(_is_yes(self._answer(each, "__eq__", odd)) for each in (proxy, other) if isinstance(each, Remote)):
+        if any(
+            _is_yes(self._answer(operand, "__eq__", odd)) for operand in (proxy, other) if isinstance(operand, Remote)
+        ):
             return False
         self.claims.setdefault(id(type(proxy)), (proxy, other))
         return True
@@ -303,10 +305,10 @@ class SuitePeer(Peer):
             answers = []
             for changed_at in range(-1, len(arguments)) if kind else ():
                 changed = [
-                    self._other_value(each) if changed_at in (-1, place) else each
-                    for place, each in enumerate(arguments)
+                    self._other_value(argument) if changed_at in (-1, index) else argument
+                    for index, argument in enumerate(arguments)
                 ]
-                changed_named = {key: self._other_value(each) for key, each in named.items()}
+                changed_named = {key: self._other_value(argument) for key, argument in named.items()}
                 if all(map(operator.is_, (*changed, *changed_named.values()), (*arguments, *named.values()))):
                     continue
                 with contextlib.suppress(Exception):  # arguments that the class does not take
@@ -326,7 +328,7 @@ class SuitePeer(Peer):
             return value + "".join(map(chance.choice, ("bdgkmpt", "aeiou", "bdgkmpt")))
         if isinstance(value, list | tuple) and value:
             changed = chance.randrange(len(value))
-            return type(value)(self._other_value(each) if changed == at else each for at, each in enumerate(value))
+            return type(value)(self._other_value(item) if changed == at else item for at, item in enumerate(value))
         if isinstance(value, dict) and value:
             changed = chance.choice([*value])
             return {key: self._other_value(item) if key == changed else item for key, item in value.items()}
@@ -347,7 +349,7 @@ def is_plain(value: Any) -> bool:
 
 
 def _has(proxy: Any, name: str) -> bool:
-    return any(name in vars(each) for each in type(proxy).__mro__)
+    return any(name in vars(ancestor) for ancestor in type(proxy).__mro__)
 
 
 def _value_there(module: Any, name: str) -> Any:

@@ -33,7 +33,7 @@ def prepare() -> None:
     from _pytest.main import Session
 
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # what is installed for other tests
-    config = _prepareconfig([*OPTIONS, *(f"-pno:{each}" for each in LEFT_OUT)], [])
+    config = _prepareconfig([*OPTIONS, *(f"-pno:{plugin}" for plugin in LEFT_OUT)], [])
     del os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"]
     config._do_configure()
     _prepared.append(Session.from_config(config))
@@ -77,8 +77,8 @@ def results(defined: Mapping[str, Any], log: ResultLog, more: int) -> Iterator[t
 
         @pytest.hookimpl(tryfirst=True)
         def pytest_pyfunc_call(self, pyfuncitem: Any) -> bool:
-            given = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
-            completed(pyfuncitem.obj(**given))
+            fixtures = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+            completed(pyfuncitem.obj(**fixtures))
             return True
 
         def pytest_collectreport(self, report: Any) -> None:
@@ -129,7 +129,7 @@ def _set_attribute(
 
 def _leaves_out(mark: Any) -> bool:
     """pytest's marks for tests that are not to be run, or whose failure is expected."""
-    return mark.name in ("skip", "xfail") or (mark.name == "skipif" and any(each is True for each in mark.args))
+    return mark.name in ("skip", "xfail") or (mark.name == "skipif" and any(argument is True for argument in mark.args))
 
 
 def completed(value: Any) -> Any:

@@ -88,7 +88,7 @@ def run_test_spec(channel: int, output: int, test_spec: dict[str, Any]) -> None:
 
 
 def _load_error(channel: int) -> str | None:
-    """None where the code has been loaded; else what it met."""
+    """What went wrong when the code was loaded; None where it has been loaded."""
     try:
         answer = wire.receive(channel, wire.LARGEST_PLAIN)
     except wire.ConnectionClosed:
@@ -120,7 +120,7 @@ def _namespace(connection: SuitePeer, test_spec: dict[str, Any]) -> dict[str, An
     space["__file__"] = f"/{MODULE}.py"
     sys.modules["__main__"] = module
     for name in test_spec["code_modules"]:
-        sys.modules[name] = RemoteModule(name, connection, {each: space[each] for each in sorted(names)})
+        sys.modules[name] = RemoteModule(name, connection, {member: space[member] for member in sorted(names)})
     # without a name, the other side gives the one function that can be meant
     if isinstance(space.get("candidate"), RemoteName | None):
         space["candidate"] = RemoteName(connection, entry)
@@ -187,8 +187,8 @@ class SuiteRun:
         reached, asked = self.log.reached, self.connection.asked
         with self.recorded_failure(suite.least):
             exec(suite.code, self.space)
-        found = {name: self.space.get(name) for name in suite.tests if name not in self.called}
-        tests = [name for name, function in found.items() if isinstance(function, types.FunctionType)]
+        by_name = {name: self.space.get(name) for name in suite.tests if name not in self.called}
+        tests = [name for name, function in by_name.items() if isinstance(function, types.FunctionType)]
         own = [name for name in tests if not suite.uses_pytest or name in suite.candidates]
         unittests = [kind for name in suite.classes if _is_unittest(kind := self.space.get(name))]
         num_others = len(own) + sum(map(_num_unittests, unittests))
@@ -277,12 +277,13 @@ class SuiteRun:
 def _needed_parameters(function: Callable[..., Any]) -> list[str]:
     """The parameters that somebody must give: `mock.patch` gives the first ones of what it decorates itself."""
     needed = [
-        each.name
-        for each in inspect.signature(function).parameters.values()
-        if each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+        parameter.name
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     ]
-    patches = [each for each in getattr(function, "patchings", ()) if each.attribute_name is None]
-    return needed[sum(type(each.new).__name__ == "_SentinelObject" for each in patches) :]
+    patches = [patch for patch in getattr(function, "patchings", ()) if patch.attribute_name is None]
+    return needed[sum(type(patch.new).__name__ == "_SentinelObject" for patch in patches) :]
 
 
 def adapt_packages(imports: Collection[str]) -> None:
@@ -290,26 +291,26 @@ def adapt_packages(imports: Collection[str]) -> None:
     if "unittest" in imports:
         import unittest
 
-        unittest.main = lambda *given, **named: None  # type: ignore[misc,assignment]
+        unittest.main = lambda *arguments, **named: None  # type: ignore[misc,assignment]
     if "pytest" in imports:
         with contextlib.suppress(ImportError):
-            vars(importlib.import_module("pytest"))["main"] = lambda *given, **named: 0
+            vars(importlib.import_module("pytest"))["main"] = lambda *arguments, **named: 0
     for name, functions in APPLIED.items():
         if name in imports:
             module = vars(importlib.import_module(name))
-            module.update({each: _applied(name, each, module[each]) for each in functions})
+            module.update({function: _applied(name, function, module[function]) for function in functions})
 
 
 def _applied(module: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, done on the other side where it is about an object of the code."""
 
     @functools.wraps(function)
-    def applied(*given: Any, **named: Any) -> Any:
-        if given and isinstance(given[0], Remote):
-            return asked(given[0], "apply", module, name, *given[1:], **named)
-        if given and isinstance(given[0], RemoteType):
-            return given[0]._ask("apply", module, name, *given[1:], **named)
-        return function(*given, **named)
+    def applied(*arguments: Any, **named: Any) -> Any:
+        if arguments and isinstance(arguments[0], Remote):
+            return asked(arguments[0], "apply", module, name, *arguments[1:], **named)
+        if arguments and isinstance(arguments[0], RemoteType):
+            return arguments[0]._ask("apply", module, name, *arguments[1:], **named)
+        return function(*arguments, **named)
 
     return applied
 
@@ -382,10 +383,10 @@ def _close(left: Any, right: Any, tolerance: float) -> bool:
         return False
 
 
-def run_tests(channel: int, output: int, given: int) -> None:
+def run_tests(channel: int, output: int, spec: int) -> None:
     """Take the tests from the trainer's file: the worker that forks the code under test never holds them."""
-    test_spec = wire.receive(given)
-    os.close(given)
+    test_spec = wire.receive(spec)
+    os.close(spec)
     wire.send(output, {"taken": True})
     run_test_spec(channel, output, test_spec)
     os._exit(0)

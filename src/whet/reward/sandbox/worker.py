@@ -62,10 +62,10 @@ def start_job(
     try:
         gc.enable()
         os.setsid()
-        kept, body = prepare()
+        descriptors, body = prepare()
         # the kernel's own limit counts whole seconds; a program that gets rid of this one meets that
         signal.setitimer(signal.ITIMER_PROF, limits["cpu_seconds"])
-        held = isolation.confine(confinement, limits, (*kept, ready), role)
+        held = isolation.confine(confinement, limits, (*descriptors, ready), role)
         if any(confinement.holds.get(name, False) and not value for name, value in held.items()):
             os._exit(1)
         os.write(ready, bytes([role]))
@@ -152,8 +152,8 @@ class SandboxWorker:
         is_alone = len(processes) == 1
         return not any(is_alone or os.WIFEXITED(self.usage.get(process, (0, 0.0))[0]) for process in late)
 
-    def unit_tests(self, limits: dict[str, int], record: int, given: int) -> tuple[int, int]:
-        """The process of the tests, which decides the end, and that of the code. `given` is a file with the tests."""
+    def unit_tests(self, limits: dict[str, int], record: int, spec: int) -> tuple[int, int]:
+        """The process of the tests, which decides the end, and that of the code. `spec` is a file with the tests."""
         here, there = (end.detach() for end in socket.socketpair())
 
         def prepare_code() -> tuple[tuple[int, ...], Body]:
@@ -161,7 +161,7 @@ class SandboxWorker:
             return (there,), lambda: serve(there, job["prelude"], job["sources"])
 
         def prepare_tests() -> tuple[tuple[int, ...], Body]:
-            return (here, record, given), lambda: suite_runner.run_tests(here, record, given)
+            return (here, record, spec), lambda: suite_runner.run_tests(here, record, spec)
 
         code = start_job(self.confinement, limits, 0, prepare_code, self.ready_end)
         os.close(there)
@@ -183,15 +183,15 @@ class SandboxWorker:
 
         def prepare() -> tuple[tuple[int, ...], Body]:
             job = wire.receive(self.control)
-            given = wire.file_with(job["stdin"].encode("utf-8", "surrogatepass"))
+            stdin = wire.file_with(job["stdin"].encode("utf-8", "surrogatepass"))
 
             def body() -> None:
-                for number, descriptor in enumerate((given, output, errors)):
+                for number, descriptor in enumerate((stdin, output, errors)):
                     os.dup2(descriptor, number)
                 kernel.close_all_but(())
                 candidate.run_program(job["source"])
 
-            return (given, output, errors), body
+            return (stdin, output, errors), body
 
         return (start_job(self.confinement, limits, 0, prepare, self.ready_end),)
 
@@ -275,10 +275,10 @@ class SandboxWorker:
     def _has_ended(self, process: int) -> bool:
         if process in self.usage:
             return True
-        found, status, usage = os.wait4(process, os.WNOHANG)
-        if found:
-            self.usage[found] = (status, usage.ru_utime + usage.ru_stime)
-        return bool(found)
+        ended, status, usage = os.wait4(process, os.WNOHANG)
+        if ended:
+            self.usage[ended] = (status, usage.ru_utime + usage.ru_stime)
+        return bool(ended)
 
     def end_all(self, leaders: Iterable[int]) -> None:
         """Kill whatever runs below this worker, and bury it."""
@@ -292,10 +292,10 @@ class SandboxWorker:
                         with contextlib.suppress(OSError):
                             end(process, signal.SIGKILL)
             try:
-                found, status, usage = os.wait4(-1, 0)
+                ended, status, usage = os.wait4(-1, 0)
             except ChildProcessError:
                 return
-            self.usage[found] = (status, usage.ru_utime + usage.ru_stime)
+            self.usage[ended] = (status, usage.ru_utime + usage.ru_stime)
 
 
 def _children() -> list[int]:
@@ -312,7 +312,7 @@ def _children() -> list[int]:
 
 
 def _processor_seconds(process: int) -> float:
-    """That the process has used, all its threads together; 0 where the system does not say."""
+    """The processor seconds of a process with all its threads; 0 where the system does not say."""
     try:
         return time.clock_gettime(~process << 3 | 2)  # what clock_getcpuclockid gives for it
     except OSError:

@@ -106,7 +106,7 @@ class Situation:
 
 @dataclass(frozen=True)
 class Alternative:
-    """Another method, and what would make it the better one."""
+    """Another method, and the circumstances in which it would be the better one."""
 
     method: str
     title: str
@@ -336,7 +336,7 @@ def _needs(situation: Situation, method: str) -> frozenset[str]:
 
 
 def _memory(situation: Situation, method: str) -> MemoryEstimate | None:
-    """None where the model's size was not given."""
+    """The memory the method needs; None where the model's size was not given."""
     if situation.model_billions is None:
         return None
     return memory_estimate(

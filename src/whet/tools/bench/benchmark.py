@@ -28,7 +28,7 @@ from whet.tools.bench.meter import Meter, Reading
 from whet.training.assembly.rl import build_objective, build_rl_trainer
 from whet.training.assembly.runtime import Runtime, load_runtime, sized_passes
 from whet.training.config import PolicyConfig, resolved
-from whet.training.rl import RLTrainer
+from whet.training.rl_trainer import RLTrainer
 from whet.types import Prompt, Request, Sample, Sampling, WhetError
 
 LARGEST = {"cpu": 2048, "cuda": 8192}  # rows of the square matrices that the product rate is measured on
@@ -110,7 +110,7 @@ def benchmark(
 
 
 def speed_record(speed: Speed) -> dict[str, Any]:
-    """Everything measured, as JSON."""
+    """Everything that was measured, as JSON."""
     values = asdict(speed)
     values["rollout_ceiling"] = {"tokens_per_second": speed.rollout_ceiling[0], "limit": speed.rollout_ceiling[1]}
     values["rollout_tokens_per_second"] = speed.shape.written / speed.rollout["total"]
@@ -258,7 +258,7 @@ def best_seconds(work: Callable[[], Any], device: torch.device, seconds: float) 
 
 
 def model_anatomy(model: Any) -> Anatomy:
-    """Where a model's weights are used; of experts only those that a token is sent to count."""
+    """The weights of a model by use; of experts only those that a token is sent to count."""
     settings = model.config.get_text_config()
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     outside = {id(module.weight) for module in (embedding, head) if module is not None}

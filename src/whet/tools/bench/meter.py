@@ -23,7 +23,7 @@ STATUS, STAT = Path("/proc/self/status"), Path("/proc/stat")
 
 @dataclass(frozen=True)
 class Reading:
-    """One stretch of work."""
+    """The timing of one stretch of work, and how busy others kept the machine meanwhile."""
 
     seconds: float  # by the wall
     own: float  # seconds of CPU time of this process and the children it has waited for
@@ -102,7 +102,7 @@ def peak_bytes() -> int:
 
 
 def resident_bytes() -> int:
-    """What this process holds now, or the peak where the system tells only that."""
+    """The bytes this process holds now, or the peak where the system tells only that."""
     return _status("VmRSS") or peak_bytes()
 
 

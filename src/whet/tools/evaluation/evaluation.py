@@ -27,7 +27,7 @@ from whet.training.assembly.runtime import (
     sampling_from,
 )
 from whet.training.config import EvaluationConfig
-from whet.training.evaluate import Evaluator, eval_metrics
+from whet.training.evaluator import Evaluator, eval_metrics
 from whet.types import Demonstration, Group, Message, Prompt, Sample, WhetError
 
 QUESTION, ANSWER = "Question:", "Answer:"
@@ -69,7 +69,7 @@ def _styled(prompt: Prompt, examples: Sequence[Demonstration], plain: bool) -> P
 
 
 def conversation_text(messages: Sequence[Message]) -> str:
-    """A conversation without its template: what was said, an empty line between two turns."""
+    """The conversation as plain text without a template, with an empty line between two turns."""
     return "\n\n".join(str(message["content"]) for message in messages)
 
 
@@ -208,7 +208,7 @@ def eval_setup(
             "no held-out prompts are known for this model; give --data (data= in Python): task:NAME, a file or "
             "hub:owner/name"
         )
-    parts = build_reward_parts(config, wanted=scored, given=rewards)
+    parts = build_reward_parts(config, wanted=scored, provided=rewards)
     chosen = scorable_prompts(chosen, parts, config.data)
     style = style or PromptStyle()
     examples = examples_for(config, style, prompts)
@@ -234,7 +234,7 @@ def _unscored(prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[Samp
 
 
 def group_metrics(groups: Sequence[Group], by: str) -> dict[str, float]:
-    """Metrics of scored groups."""
+    """The metrics of scored groups."""
     return {"prompts": float(len(groups)), **eval_metrics(groups, by)}
 
 

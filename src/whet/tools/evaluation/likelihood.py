@@ -1,4 +1,4 @@
-"""Multiple choice without writing a word: the model chooses what it finds likeliest behind the question.
+"""Multiple choice without writing a word: the model chooses what it finds likeliest after the question.
 
 As lm-evaluation-harness has it: `acc` goes by the log-likelihood of a choice, `acc_norm` by that of each of its
 characters. The log-probabilities are those of the trainer's forward pass, which reads a question once for all of its
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from whet.data.choices import choice_questions
+from whet.data.multiple_choice import choice_questions
 from whet.data.source import parse_source
 from whet.record.metrics.eval_summary import Attempt, summarized
 from whet.tools.evaluation.measure import EvalPlan, EvalProgress, MeasuredModel
@@ -46,10 +46,10 @@ def check_choices(config: EvaluationConfig, plan: EvalPlan) -> None:
         "data.limit": bool(config.data.limit),
         "--env": not config.env.is_single,
     }
-    given = [name for name, is_given in unused.items() if is_given]
-    if given:
+    names = [name for name, is_given in unused.items() if is_given]
+    if names:
         raise WhetError(
-            f"{given[0]} has no effect on {config.eval.source}: its choices are scored as plain text by their "
+            f"{names[0]} has no effect on {config.eval.source}: its choices are scored as plain text by their "
             "log-likelihood, and nothing is written; drop it"
         )
     if is_served(config):
@@ -119,7 +119,7 @@ def measured_choices(
 
 
 def evenly(questions: Sequence[Prompt], count: int) -> list[Prompt]:
-    """At most `count` of them at equal distances: the first ones would be of one subject."""
+    """At most `count` questions at equal distances: the first ones would all be of one subject."""
     count = min(count, len(questions))
     if not count:
         raise WhetError("eval.prompts is 0; give the number of questions to ask, such as eval.prompts=1000")

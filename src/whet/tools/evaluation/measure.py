@@ -35,13 +35,13 @@ from whet.training.assembly.fingerprints import model_digest, reward_file_digest
 from whet.training.assembly.forms import AUTO
 from whet.training.assembly.runtime import Runtime
 from whet.training.config import EvaluationConfig
-from whet.training.evaluate import Evaluator
+from whet.training.evaluator import Evaluator
 from whet.types import Group, Sample, StopReason, WhetError, by_episode
 
 Decode = Callable[[list[int]], str]
 # of a completion that was cut: what was said about it as a whole
 UNKNOWN: Any = {"support": None, "parts": {}, "reward": None, "routed_experts": None, "token_versions": None}
-PARTIAL = ".part"  # behind the name of the file that the completions will have
+PARTIAL = ".part"  # after the name of the file that the completions will have
 VERSION = 2
 CHUNK = 256  # completions between two saves, where the caller names no number of prompts
 SERVER_CHUNK = 64
@@ -65,7 +65,7 @@ def cut_at(sample: Sample, budget: int, decode: Decode) -> Sample:
 
 
 def _start(sample: Sample) -> int:
-    """Where the completion begins."""
+    """The index of the completion's first token."""
     return int(sample.action.int().argmax())
 
 
@@ -128,7 +128,7 @@ class CompletionFile:
 
     @staticmethod
     def discard(out: Path) -> None:
-        """The evaluation is over, and its results stand elsewhere."""
+        """Delete the file of an evaluation that is over and whose results are stored elsewhere."""
         out.with_name(out.name + PARTIAL).unlink(missing_ok=True)
 
 
@@ -214,7 +214,7 @@ class EvalPlan:
 
 @dataclass(frozen=True)
 class EvalProgress:
-    """How far it is."""
+    """The progress of an evaluation."""
 
     done: int  # prompts
     total: int
@@ -244,7 +244,7 @@ class MeasuredModel:
 
     @property
     def outcomes(self) -> list[list[float]]:
-        """[prompts][samples] of outcomes."""
+        """The outcomes as lists [prompts][samples]."""
         return [[attempt.outcome for attempt in row] for row in self.attempts]
 
     def prompt_keys(self) -> list[tuple[str, str]]:
@@ -446,7 +446,7 @@ def _attempt(branches: Sequence[Sample], budgets: Sequence[Sequence[Any]]) -> At
 
 
 def _text_logp(logp: Sequence[float], stop: str) -> Sequence[float]:
-    """Without that of the token that ends a completion, where a server does not count it among the written ones."""
+    """The log-probability of the text, without the ending token where a server does not count it as written."""
     return logp[:-1] if len(logp) > 1 and stop == StopReason.END and isnan(logp[-1]) else logp
 
 

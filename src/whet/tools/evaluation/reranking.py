@@ -17,7 +17,7 @@ import torch
 
 from whet.pages.rerank import Reranking
 from whet.protocols import Engine, Reward
-from whet.record.metrics.reranking import Pool, RerankerScores, SearchResult, choice_curves, search_result
+from whet.record.metrics.choice_curves import Pool, RerankerScores, SearchResult, choice_curves, search_result
 from whet.reward.answer import final_answer, normal_form
 from whet.reward.combine import RewardPart
 from whet.reward.find import find_reward
@@ -29,7 +29,7 @@ from whet.rollout.seed import request_seed
 from whet.training.assembly.rewards import bind_judges, build_scorer, failure_policy, start_sandbox
 from whet.training.assembly.runtime import Runtime
 from whet.training.config import EvaluationConfig
-from whet.training.evaluate import Evaluator
+from whet.training.evaluator import Evaluator
 from whet.training.sections import RerankSection, ScorerChoice
 from whet.types import Group, Prompt, Request, Sample, Sampling, StopReason, Support, WhetError
 
@@ -111,7 +111,7 @@ def _grow(
     requests: list[Request] = []
     origins: list[tuple[int, Sample | None]] = []  # the search, and the sample that is continued
     for index, search in enumerate(searches):
-        parents: list[Sample | None] = [one for one in _open(search, plan) for _ in range(plan.branches)]
+        parents: list[Sample | None] = [sample for sample in _open(search, plan) for _ in range(plan.branches)]
         for at, parent in enumerate(parents or [None] * (plan.beams * plan.branches)):
             tokens = search.tokens if parent is None else tuple(parent.tokens.tolist())
             requests.append(Request(tokens, request_seed(plan.seed, search.prompt.id, number, at)))
@@ -156,7 +156,7 @@ def _whole(sample: Sample, parent: Sample | None, start: int, budget: int, decod
 
 def _different(search: _PromptSearch, drawn: Sequence[Sample]) -> list[Sample]:
     """The first of each, without those that are kept already."""
-    known = {tuple(one.tokens.tolist()) for _, one in search.beams}
+    known = {tuple(sample.tokens.tolist()) for _, sample in search.beams}
     new: dict[tuple[int, ...], Sample] = {}
     for sample in drawn:
         tokens = tuple(sample.tokens.tolist())
@@ -290,7 +290,7 @@ def _scorer(choice: ScorerChoice, settings: Mapping[str, Any]) -> Reranker:
 
 
 def _separator(section: RerankSection, scorer: Reranker) -> str:
-    """Where a step of a search ends."""
+    """The text that ends a step of a search."""
     if steps_of(scorer.reward) is None:
         raise WhetError(
             f"--search steps needs scores of steps, and {scorer.name} scores whole completions; give --rerank RUN of "
@@ -374,11 +374,11 @@ def _search(
         lambda tokens: str(runtime.loaded.tokenizer.decode(tokens, skip_special_tokens=True)),
         plan,
     )
-    truth = evaluator.score(evaluator.prompts, [one.sample for one in searched])
+    truth = evaluator.score(evaluator.prompts, [beam.sample for beam in searched])
     guide = getattr(getattr(scorer.reward, "settings", None), "aggregate", AGGREGATES[0])
-    mine = next(one for one in scores if one.aggregate == guide)
-    written = sum(one.written for one in searched) / len(searched)
-    read = scorer.models * sum(one.read for one in searched) / len(searched)
+    mine = next(score for score in scores if score.aggregate == guide)
+    written = sum(beam.written for beam in searched) / len(searched)
+    read = scorer.models * sum(beam.read for beam in searched) / len(searched)
     return search_result(
-        pools, mine, [one.outcome or 0.0 for one in truth], (written, read), (plan.beams, plan.branches)
+        pools, mine, [score.outcome or 0.0 for score in truth], (written, read), (plan.beams, plan.branches)
     )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from whet.pages.evaluation import EvalReport, ModelEval
+from whet.pages.eval_report import EvalReport, ModelEval
 from whet.pages.rerank import Reranking
 from whet.record.metrics.intervals import paired_tests
 from whet.tools.evaluation.likelihood import asks_choices, check_choices, measured_choices
@@ -41,7 +41,7 @@ class EvalCell:
 
     @property
     def task(self) -> str:
-        """Where the prompts come from."""
+        """The task or file that the prompts come from."""
         return self.config.eval.source or self.config.data.source
 
 
@@ -51,7 +51,7 @@ OnCell = Callable[[EvalCell, EvalProgress], None]
 def evaluate_cells(
     cells: Sequence[EvalCell], plan: EvalPlan, on_progress: OnCell, tell: Callable[[str], None]
 ) -> EvalReport:
-    """Measure every cell; the completions lie in their files when this returns.
+    """Measure every model on every task; the completions are in their files when this returns.
 
     The cells of one model should stand next to each other: it is read once.
     """

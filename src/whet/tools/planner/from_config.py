@@ -146,7 +146,7 @@ def workload(
 
 
 def _episodes(config: Config, shape: ModelShape, prompt_tokens: int) -> dict[str, int]:
-    """What a row holds behind its prompt: a completion, or all turns of an episode and what answers them."""
+    """What a row holds after its prompt: a completion, or all turns of an episode and what answers them."""
     section, budget = config.env, config.sampling.max_new_tokens
     if section.is_single:
         return {"completion_tokens": budget, "lacks_environment": section.branching != "none"}
@@ -172,7 +172,7 @@ def _reward_model(config: Config) -> ModelShape | None:
         folders: Sequence[Any] = folder if isinstance(folder, list | tuple) else [folder]
         shapes += [_folder_or_none(name) for name in folders if isinstance(name, str)]
     known = [shape for shape in shapes if shape is not None]
-    return max(known, key=lambda each: each.weights, default=None)
+    return max(known, key=lambda shape: shape.weights, default=None)
 
 
 def _teacher(config: Config) -> ModelShape | None:

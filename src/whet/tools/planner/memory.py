@@ -46,7 +46,7 @@ CPU_PROCESS = 0.396 * 2**30
 
 @dataclass(frozen=True)
 class MemoryLine:
-    """One thing in memory."""
+    """One item of the memory table."""
 
     name: str
     bytes: float
@@ -55,12 +55,12 @@ class MemoryLine:
 
     @property
     def gigabytes(self) -> float:
-        """In units of 10^9 bytes."""
+        """The bytes in units of 10^9."""
         return self.bytes / GIGA
 
     @property
     def stands(self) -> bool:
-        """Between updates too."""
+        """Whether the memory stays occupied between updates."""
         return {"rollout", "scores"} <= set(self.phases)
 
 
@@ -130,7 +130,7 @@ def _times(count: float, size: float, what: str = "weights") -> str:
 
 
 def _weights(work: Workload) -> Iterator[MemoryLine]:
-    """The policy's own copies."""
+    """The memory of the policy: its weights, gradients and optimizer states."""
     yield from _model(work, "policy", work.samples)
     trained = work.trained_weights
     kind = f"adapters of rank {work.lora_rank}" if work.lora_rank else "policy"
@@ -166,13 +166,13 @@ def _gathered(work: Workload) -> Iterator[MemoryLine]:
 
 
 def _model(work: Workload, whose: str, samples: bool) -> Iterator[MemoryLine]:
-    """Weights as they are kept, and what the products read: the same where that is bf16, else a copy."""
+    """The memory of kept weights and of those that products read: the same where that is bf16, else a copy."""
     shape, count = work.shape, work.shape.weights
     if work.ranks > 1:
-        share, said = _shards(work)
+        share, note = _shards(work)
         size = 4 if work.matrix_type == "float32" else 2
         name = "fp32" if size == 4 else "bf16"
-        yield MemoryLine(f"{whose}: weights in shards, {name}", size * share * count, _times(count, size) + said)
+        yield MemoryLine(f"{whose}: weights in shards, {name}", size * share * count, _times(count, size) + note)
         return
     if work.matrix_type == "float32":
         yield MemoryLine(f"{whose}: weights, fp32", 4 * count, _times(count, 4))
@@ -197,15 +197,15 @@ def _states(work: Workload, whose: str, trained: int) -> Iterator[MemoryLine]:
     """What learning adds: gradients as the weights are kept, and AdamW's moments."""
     narrow = work.weights == "bfloat16" and not work.lora_rank
     size, name = (2, "bf16") if narrow else (4, "fp32")
-    share, said = _shards(work)
-    yield MemoryLine(f"{whose}: gradients, {name}", size * share * trained, _times(trained, size) + said)
+    share, note = _shards(work)
+    yield MemoryLine(f"{whose}: gradients, {name}", size * share * trained, _times(trained, size) + note)
     bytes_per_weight, kind = 8.0, "fp32"
     if work.moments == "int8":
         bytes_per_weight, kind = 2 + 8 / 256, "int8"  # two bytes, and two scales of four bytes for 256 numbers
     yield MemoryLine(
         f"{whose}: AdamW's two moments, {kind}",
         bytes_per_weight * share * trained,
-        _times(trained, bytes_per_weight) + said,
+        _times(trained, bytes_per_weight) + note,
     )
 
 
@@ -307,7 +307,7 @@ class _Moment:
 
 
 def _moments(work: Workload, gradients: Sequence[MemoryLine]) -> Iterator[_Moment]:
-    """Those that may be the largest. The critic's trunk is walked back before the policy's."""
+    """The moments that may use the most memory. The critic's trunk is walked back before the policy's."""
     shape, pairs = work.shape, work.update_rows
     every = frozenset(line.name for line in gradients)
     of_critic = frozenset(name for name in every if name.startswith("critic"))
@@ -415,7 +415,7 @@ def _bytes_per_token(work: Workload) -> int:
 
 
 def _rows_that_fit(work: Workload, rows: int, free: float) -> int:
-    """As the sampler decides: as many as take six tenths of what is free, at least those of the smallest graph."""
+    """The rows the sampler would decode at once: those that fit in six tenths of free memory, or the smallest graph."""
     group = min(work.group_size if work.draws else 1, 32)
     share = work.prompt_tokens / group
     prompt = max((2 if group > 1 else 1.125) * share, min(8 * share, work.completion_tokens))
@@ -428,7 +428,7 @@ def _rows_that_fit(work: Workload, rows: int, free: float) -> int:
 
 
 def _slots_per_row(work: Workload) -> float:
-    """Of conversations, as a session of the sampler decides."""
+    """Prompt slots per row of conversations, as a session of the sampler sets them."""
     return 1.0 if work.on_cpu else min(1.0, max(0.25, work.completion_tokens / work.prompt_tokens))
 
 

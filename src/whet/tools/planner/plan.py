@@ -45,7 +45,7 @@ class Plan:
 
     @property
     def verdict(self) -> str:
-        """One line."""
+        """One line: whether the run fits a device, and what would make it fit if not."""
         total, room = self.memory.total / GIGA, self.devices.memory / GIGA
         if self.fits:
             return f"fits: {total:.3g} of {room:.4g} GB per device, at most in the phase {self.memory.peak_phase}"

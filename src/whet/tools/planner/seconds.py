@@ -74,7 +74,7 @@ def scoring_seconds(shape: ModelShape, rollout: RolloutShape, known: DeviceRates
 
 
 def rollout_seconds(shape: ModelShape, rollout: RolloutShape, rows: int, known: DeviceRates) -> float:
-    """All completions of a step, at most `rows` side by side, each as long as its budget."""
+    """Seconds for all completions of a step, at most `rows` side by side, each as long as its budget."""
     waves = -(-rollout.num_sequences // rows)
     total = 0.0
     for wave in range(waves):
@@ -116,7 +116,7 @@ def _written_operations(shape: ModelShape, rollout: RolloutShape) -> float:
 
 @dataclass(frozen=True)
 class Duration:
-    """One phase."""
+    """The duration of one phase."""
 
     name: str
     seconds: float

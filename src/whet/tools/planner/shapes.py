@@ -66,7 +66,7 @@ class ModelShape:
 
     @property
     def layer_weights(self) -> int:
-        """All weights of one layer."""
+        """The number of weights in one layer."""
         return self.attention_weights + self.mlp_weights + 2 * self.hidden
 
     @property
@@ -76,7 +76,7 @@ class ModelShape:
 
     @cached_property
     def weights(self) -> int:
-        """Every weight once."""
+        """The number of weights, each counted once."""
         return self.stored or self.trunk_weights + (1 if self.tied else 2) * self.vocabulary_weights
 
     @property
@@ -268,7 +268,7 @@ TIED_UNLESS_SAID = ("gpt2", "gpt_neo", "gemma", "gemma2", "gemma3_text", "opt", 
 
 
 def shape_from_config(config: Mapping[str, Any], name: str) -> ModelShape:
-    """From a parsed config.json of transformers."""
+    """The shape in a parsed config.json of transformers."""
     inner_config = config.get("text_config")
     values = {**config, **inner_config} if isinstance(inner_config, Mapping) else dict(config)
 

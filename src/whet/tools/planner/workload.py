@@ -50,7 +50,7 @@ WRITTEN = re.compile(r"(?:(\d+)\s*x\s*)?(?:(\d+(?:\.\d+)?)\s*(GB|GiB)|([A-Za-z]\
 
 @dataclass(frozen=True)
 class Devices:
-    """`count` devices alike."""
+    """`count` devices of the same kind."""
 
     count: int
     memory: float  # bytes of each
@@ -97,17 +97,17 @@ REFERENCES = frozenset(("ref_logp", "divergence"))  # needs of an objective that
 
 @dataclass(frozen=True)
 class Workload:
-    """One run. Rows without completions of their own (demonstrations) count as prompts of a group of one."""
+    """What one run asks of its devices. Rows without completions to sample count as prompts of a group of one."""
 
     shape: ModelShape
     method: str = ""
     needs: frozenset[str] = frozenset()  # of the method's objective
     prompt_tokens: int = 512
-    completion_tokens: int = 512  # the longest; of an episode, all behind its prompt
+    completion_tokens: int = 512  # the longest; of an episode, all after its prompt
     prompts_per_step: int = 8
     group_size: int = 8  # rows that share a prompt: completions, leaves of episodes, or chosen and rejected
     turns: int = 1  # of an episode, at most
-    written_tokens: int = 0  # of an episode by the policy; 0: all behind the prompt
+    written_tokens: int = 0  # of an episode by the policy; 0: all after the prompt
     leaves: int = 1  # rows of an episode that branches, at most
     branch_width: int = 2
     lacks_environment: bool = False  # the method's episodes branch, and nobody said who answers
@@ -149,16 +149,16 @@ class Workload:
 
     @property
     def computed_share(self) -> float:
-        """Of what the leaves of an episode hold behind its prompt, the tokens that are there once.
+        """The share of all leaves' tokens after the prompt that remains when shared ones are counted once.
 
-        The tree that shares the least: it branches behind every turn from the first on, until it has its leaves, and
+        The tree that shares the least: it branches after every turn from the first on, until it has its leaves, and
         its turns are of one length. Then min(width^d, leaves) branches have a turn d.
         """
         return sum(self._branches) / (self.turns * self.leaves)
 
     @property
     def _branches(self) -> list[int]:
-        """Of every turn."""
+        """The number of branches at each turn."""
         early = [min(self.branch_width**turn, self.leaves) for turn in range(min(self.turns, 16))]
         return early + [self.leaves] * (self.turns - len(early))
 
@@ -254,7 +254,7 @@ class Workload:
 
     @property
     def trained_weights(self) -> int:
-        """That learn, of the policy."""
+        """The number of the policy's weights that learn."""
         if self.lora_rank:
             return self.shape.adapter_weights(self.lora_rank)
         unused = 0 if self.has_head or self.shape.tied else self.shape.vocabulary_weights

@@ -103,7 +103,7 @@ def compare(
     is_stopped, failures = False, {}
     try:
         # seed by seed: whenever this is interrupted, the methods have about as many runs each
-        for number, entry in enumerate(sorted(entries, key=lambda each: each.seed), 1):
+        for number, entry in enumerate(sorted(entries, key=lambda run: run.seed), 1):
             words = "already finished"
             if not entry.is_finished:
                 words, complaint = _train(entry, layer)
@@ -381,7 +381,7 @@ def _link(folder: Path, run: str) -> str:
 
 
 def _train(entry: PlannedRun, layer: Mapping[str, Any]) -> tuple[str, str]:
-    """Train or go on; what to say of it, and the complaint of a run that failed."""
+    """Train or resume one run; returns what to say of it, and the complaint where it failed."""
     from whet.types import RunFailed
 
     line = ProgressLine(entry.name, sys.stdout)

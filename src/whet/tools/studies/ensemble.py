@@ -86,7 +86,7 @@ def ensemble_metrics(members: list[RewardModelConfig]) -> dict[str, float]:
     from whet.model.checkpoint import load_checkpoint
     from whet.model.run_models import complete_checkpoints
     from whet.training.assembly.assembly import assemble
-    from whet.training.reward_model import RewardModelTrainer, members_metrics
+    from whet.training.reward_model_trainer import RewardModelTrainer, members_metrics
 
     scores: list[Any] = []
     held_out: Any = ()
@@ -105,8 +105,8 @@ def ensemble_metrics(members: list[RewardModelConfig]) -> dict[str, float]:
     return members_metrics(held_out, together)
 
 
-def _member(method: str, values: Mapping[str, Any], place: Path, seed: int) -> RewardModelConfig:
-    run = place / f"seed-{seed}"
+def _member(method: str, values: Mapping[str, Any], folder: Path, seed: int) -> RewardModelConfig:
+    run = folder / f"seed-{seed}"
     config = resolved(method, values, {"seed": seed, "folder": str(run)})
     assert isinstance(config, RewardModelConfig)
     if (run / CONFIG).exists():
@@ -116,11 +116,11 @@ def _member(method: str, values: Mapping[str, Any], place: Path, seed: int) -> R
     return config
 
 
-def _print_summary(place: Path, method: str, metrics: Mapping[str, float]) -> None:
+def _print_summary(folder: Path, method: str, metrics: Mapping[str, float]) -> None:
     from whet.training.config import learns_steps
 
     print("\nall members together, on the held-out rows\n" if metrics else "\nno held-out rows: nothing was measured")
     for name, value in plain_metrics(metrics).items():
         print(f"  {name:28} {metric_text(name, value)}")
     kind = "learned_steps" if learns_steps(method) else "learned"
-    print(f"\n  next  whet reward test {kind} --set folder={place} --data FILE\n")
+    print(f"\n  next  whet reward test {kind} --set folder={folder} --data FILE\n")

@@ -12,7 +12,7 @@ from whet.api.evaluation import EvalResult
 from whet.api.run import Run
 from whet.api.tables import table
 from whet.pages.compare import MethodComparison, cells, comparison_values, heads, table_text, verdict
-from whet.pages.evaluation import EvalReport, ModelEval, eval_record, eval_text
+from whet.pages.eval_report import EvalReport, ModelEval, eval_record, eval_text
 from whet.record.metrics.intervals import PairedTest, paired_tests
 from whet.tools.studies.comparison import compare_runs, write_comparison
 from whet.types import WhetError

@@ -116,7 +116,7 @@ class Attack:
     @property
     def holes(self) -> tuple[StrategyResult, ...]:
         """Strategies that were paid more than honest wrong completions, the most successful first."""
-        return tuple(sorted((result for result in self.results if result.paid), key=lambda each: -len(each.paid)))
+        return tuple(sorted((result for result in self.results if result.paid), key=lambda hole: -len(hole.paid)))
 
     @property
     def tried(self) -> int:
@@ -139,11 +139,11 @@ def attack_text(attack: Attack) -> str:
     for result in attack.results:
         state, paid = "PAID" if result.paid else "held", len(result.paid)
         lines.append(f"  {state}  {result.name:{width}}  {paid:>4} of {result.tried:<4}  {result.kind}")
-    for each in attack.holes:
-        example = max(each.paid, key=lambda paid: paid.reward - paid.honest_reward)
+    for hole in attack.holes:
+        example = max(hole.paid, key=lambda paid: paid.reward - paid.honest_reward)
         lines += [
             "",
-            f"{each.name}: paid {example.reward:.3g}, an honest wrong completion {example.honest_reward:.3g}",
+            f"{hole.name}: paid {example.reward:.3g}, an honest wrong completion {example.honest_reward:.3g}",
             f"  question  {_cut(example.question)}",
             *([f"  gold      {_cut(example.answer)}"] if example.answer else []),
             f"  completion     {_cut(example.completion)}",
@@ -188,7 +188,7 @@ class WrongCompletion:
     text: str  # the completion
 
     def with_mark(self, mark: str) -> str:
-        """The same completion with something else where its answer stands."""
+        """The same completion with another text in place of its answer."""
         return f"<think>\n{WORKED}\n</think>\n<answer>{mark}</answer>"
 
 
@@ -243,7 +243,7 @@ def copied_formulas(question: str, gold: str) -> list[str]:
 
 
 def _said(sentence: str, before: bool = False) -> Callable[[WrongCompletion], str]:
-    """The completion with a sentence of the writer's own in front or behind."""
+    """The completion with a sentence of the writer's own before or after it."""
     return lambda completion: f"{sentence}\n\n{completion.text}" if before else f"{completion.text}\n{sentence}"
 
 

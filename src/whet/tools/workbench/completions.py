@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
+from whet.data.foreign_rows import QUESTIONS, holds_pair, holds_ranking
 from whet.data.pairs import preferences_from
 from whet.data.prompts import PreferencePair, prompts_from
 from whet.data.rows import Row
 from whet.data.sections import DataSection
-from whet.data.shapes import QUESTIONS, holds_pair, holds_ranking
 from whet.data.source import DataSource, parse_source, read_rows
 from whet.data.usable import left_out_words
 from whet.training.assembly.rows import read_usable
@@ -54,7 +54,7 @@ class TrialCompletions:
 
 
 def estimated_tokens(text: str) -> list[int]:
-    """As many tokens as a text of this length usually has."""
+    """The tokens that a text of this length usually has."""
     return [0] * math.ceil(len(text) / CHARACTERS)
 
 

@@ -117,7 +117,7 @@ def _stub(name: str, known: ast.stmt | None, body: str) -> str:
 
 
 def _function(name: str, parameters: ast.arguments, body: str) -> str:
-    """Its parameters by name alone: annotations and defaults may need names that are not there."""
+    """A function's parameters by name alone: annotations and defaults may need names that are not defined here."""
     plain = [parameter.arg for parameter in (*parameters.posonlyargs, *parameters.args)]
     first_optional = len(plain) - len(parameters.defaults)
     signature = [argument if index < first_optional else f"{argument}=None" for index, argument in enumerate(plain)]
@@ -165,15 +165,15 @@ def reward_parts(
             )
     parts = []
     for short, path in by_short_name.items():
-        found = find_reward(path, by_part[short]) if short in by_part else find_reward(path)
-        parts.append(RewardPart(found, weights[path]))
+        reward = find_reward(path, by_part[short]) if short in by_part else find_reward(path)
+        parts.append(RewardPart(reward, weights[path]))
     check_parts(parts)
     return parts
 
 
 def try_reward(
     parts: Sequence[RewardPart],
-    given: TrialCompletions,
+    completions: TrialCompletions,
     timeout: float = 10.0,
     twice: bool = True,
     controls: bool = True,
@@ -186,11 +186,11 @@ def try_reward(
     start_sandbox(parts)
     start = time.perf_counter()
     with collected_reasons() as reasons:
-        first = [_part_scores(part, given.items, timeout) for part in parts]
-    totals = _totals(parts, first, given.items, [1.0])
-    again = [_part_scores(part, given.items, timeout) for part in parts] if twice else None
+        first = [_part_scores(part, completions.items, timeout) for part in parts]
+    totals = _totals(parts, first, completions.items, [1.0])
+    again = [_part_scores(part, completions.items, timeout) for part in parts] if twice else None
     scored = []
-    for index, answer in enumerate(given.items):
+    for index, answer in enumerate(completions.items):
         row = {part.name: column[index] for part, column in zip(parts, first, strict=True)}
         reason = _reason(answer, reasons) if any(score is None for score, *_ in row.values()) else ""
         scored.append(_scored_answer(answer, row, totals[index], reason))
@@ -198,8 +198,8 @@ def try_reward(
     return DryRun(
         title=title_of(parts),
         hash=version.hash,
-        source=given.source,
-        notes=(*given.notes, *_call_notes(parts)),
+        source=completions.source,
+        notes=(*completions.notes, *_call_notes(parts)),
         parts=tuple(
             PartFacts(
                 part.name,
@@ -211,8 +211,8 @@ def try_reward(
             for part in parts
         ),
         scored=tuple(scored),
-        differences=None if again is None else tuple(_differences(parts, given.items, first, again)),
-        controls=tuple(_scored_controls(parts[0], given.items, timeout)) if controls else (),
+        differences=None if again is None else tuple(_differences(parts, completions.items, first, again)),
+        controls=tuple(_scored_controls(parts[0], completions.items, timeout)) if controls else (),
         seconds=time.perf_counter() - start,
         pieces=version.pieces,
     )
@@ -258,15 +258,15 @@ def _scored_answer(
 
 
 def rescore_run(
-    run: str | Path, parts: Sequence[RewardPart], given: TrialCompletions, timeout: float = 10.0
+    run: str | Path, parts: Sequence[RewardPart], completions: TrialCompletions, timeout: float = 10.0
 ) -> Rescore:
     """The run's saved samples under other parts; schedules stand where they stood at each sample's step."""
     start_sandbox(parts)
     folder = Path(run)
-    steps = max([answer.step for answer in given.items] + [int(read_summary(folder).get("total_steps") or 1)])
+    steps = max([answer.step for answer in completions.items] + [int(read_summary(folder).get("total_steps") or 1)])
     parts = in_shares(parts, steps)
-    columns = [_part_scores(part, given.items, timeout) for part in parts]
-    totals = _totals(parts, columns, given.items, [answer.step / steps for answer in given.items])
+    columns = [_part_scores(part, completions.items, timeout) for part in parts]
+    totals = _totals(parts, columns, completions.items, [answer.step / steps for answer in completions.items])
     rows = [
         RescoredSample(
             step=answer.step,
@@ -279,10 +279,10 @@ def rescore_run(
             new_parts={part.name: column[index][0] for part, column in zip(parts, columns, strict=True)},
             new=totals[index],
         )
-        for index, answer in enumerate(given.items)
+        for index, answer in enumerate(completions.items)
     ]
     version, table = parts_version(parts), reward_table(folder)
-    hashes = list(dict.fromkeys(answer.reward_hash for answer in given.items if answer.reward_hash))
+    hashes = list(dict.fromkeys(answer.reward_hash for answer in completions.items if answer.reward_hash))
     before = table.get(hashes[-1], {}) if hashes else {}
     old_pieces = before.get("pieces")
     old_title = str(before.get("title") or ", ".join(dict.fromkeys(name for row in rows for name in row.old_parts)))
@@ -293,13 +293,13 @@ def rescore_run(
         new_title=title_of(parts),
         new_hash=version.hash,
         changed=tuple(version_changes(old_pieces, version.pieces)) if old_pieces is not None else (),
-        notes=given.notes,
+        notes=completions.notes,
         rows=tuple(rows),
     )
 
 
 def is_deterministic(reward: Any) -> bool:
-    """What a reward says of itself: its own or its function's attribute `deterministic`, True without one."""
+    """Whether a reward declares itself deterministic, by its own or its function's attribute; True without one."""
     function = getattr(reward, "function", None)
     function = getattr(function, "func", function)
     return bool(getattr(reward, "deterministic", getattr(function, "deterministic", True)))
@@ -336,7 +336,7 @@ def _part_scores(
         scored = _call(part, together, timeout, mistakes)
         if isinstance(scored, str):  # an answer in it fails: one by one shows which
             alone = [_call(part, [answer], timeout, mistakes) for answer in together]
-            one_by_one = [one[0] for one in alone if not isinstance(one, str)]
+            one_by_one = [score[0] for score in alone if not isinstance(score, str)]
             # none fails alone: the call on several is wrong, say a list of the wrong length
             scores += (
                 one_by_one

@@ -38,8 +38,8 @@ from whet.training.assembly.runtime import (
 from whet.training.config import Config, PolicyConfig, PreferenceConfig, RewardModelConfig, SFTConfig
 from whet.training.distributed.ranks import ALONE, Ranks
 from whet.training.distributed.workers import WorkerPool
-from whet.training.evaluate import Evaluator
-from whet.training.run import Stateful, Trainer
+from whet.training.evaluator import Evaluator
+from whet.training.run_loop import Stateful, Trainer
 from whet.types import Prompt
 
 if TYPE_CHECKING:
@@ -256,7 +256,7 @@ def _evaluator(
     failures: Failures,
     eval_prompts: Sequence[Prompt],
 ) -> tuple[Evaluator | None, dict[str, str]]:
-    """Who measures completions to eval prompts, where there are some and a reward; and how they are written."""
+    """The evaluator of eval prompts, where there are prompts and a reward, and how its completions are written."""
     prompts = eval_prompts[: config.eval.prompts]
     if not parts or not prompts:
         return None, {}

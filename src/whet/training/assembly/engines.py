@@ -24,7 +24,7 @@ from whet.rollout.session import session_of
 from whet.rollout.torch_engine import TorchEngine
 from whet.training.config import Config, EvaluationConfig, PolicyConfig
 from whet.training.distributed.ranks import Ranks
-from whet.training.distributed.rollout import WholeCopyEngine, whole_copy
+from whet.training.distributed.shared_rollout import WholeCopyEngine, whole_copy
 from whet.types import Sampling, SessionShape
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def is_server(maker: Callable[..., Engine]) -> bool:
 
 
 def rank_engine(config: Config | EvaluationConfig, policy: CausalLM, loaded: LoadedModel, ranks: Ranks) -> Engine:
-    """The engine on the policy itself, or on a whole copy of one that will lie in shards."""
+    """The engine on the policy itself, or on a whole copy of one that will be sharded."""
     if ranks.size == 1:
         return config_engine(config, policy, loaded)
     return WholeCopyEngine(policy, lambda whole: config_engine(config, whole, loaded))
@@ -155,7 +155,7 @@ def async_writer(
     spec: RolloutSpec,
     groups: int,
 ) -> GroupWriter:
-    """Who writes so many groups while the trainer trains; `engine` is the run's own.
+    """The writer of so many groups at a time while the trainer trains; `engine` is the run's own.
 
     Episodes, and completions on a CUDA device, are written by a thread of this process, which has the device and a copy
     of the policy to itself. On a CPU a process writes completions: two threads would take turns in one interpreter.

@@ -111,7 +111,7 @@ def build_episode_runner(
 
 
 def branching_of(section: EnvSection) -> Branching | None:
-    """As the section says; None: an episode is one sample."""
+    """How episodes branch, from the section; None: an episode is one sample."""
     if section.branching == "none":
         return None
     return Branching(
@@ -120,7 +120,7 @@ def branching_of(section: EnvSection) -> Branching | None:
 
 
 def _environment_name(section: EnvSection) -> str:
-    """As the run's facts have it: `textarena id=Sudoku-v0`, or the tools."""
+    """The environment's name in the run's facts: `textarena id=Sudoku-v0`, or its tools."""
     if not section.name:
         return f"tools {', '.join(section.tools)}"
     settings = [f"{key}={value}" for key, value in section.settings.items()]

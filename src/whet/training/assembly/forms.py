@@ -64,7 +64,7 @@ def form_facts(config: Config | EvaluationConfig, *sources: str) -> dict[str, st
     for source in dict.fromkeys(sources):
         if source and (benchmark := parse_source(source).benchmark):
             words.setdefault(prompt_form(config, source).words, []).append(benchmark.name)
-    parts = [said if len(words) == 1 else f"{', '.join(names)}: {said}" for said, names in words.items()]
+    parts = [word if len(words) == 1 else f"{', '.join(names)}: {word}" for word, names in words.items()]
     return {"form": "; ".join(parts)} if parts else {}
 
 

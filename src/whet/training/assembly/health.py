@@ -8,8 +8,8 @@ from typing import Any
 
 from whet.objective import preset_named, with_changes
 from whet.objective.axes import family_of
+from whet.record.health.diagnosis import RULES
 from whet.record.health.history import SETTINGS
-from whet.record.health.registry import RULES
 from whet.record.run_kinds import RL
 from whet.record.sections import HealthSection
 from whet.reward.combine import RewardPart

@@ -7,10 +7,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from whet.data.foreign_rows import holds_completion, holds_pair, holds_steps
 from whet.data.pairs import labelled_completions_from, preferences_from
 from whet.data.prompts import LabelledCompletion, PreferencePair
 from whet.data.rows import Row
-from whet.data.shapes import holds_completion, holds_pair, holds_steps
 from whet.data.tasks.contrast import task_labelled, task_preferences
 from whet.objective.axes import description, preset_named, title, with_changes
 from whet.objective.keep import Everything
@@ -50,11 +50,11 @@ from whet.training.assembly.runtime import (
 )
 from whet.training.completion_logp import LiveReference, ReferenceLogp, stored_reference
 from whet.training.config import PreferenceConfig
-from whet.training.distributed.rollout import SharedRunner
 from whet.training.distributed.shard import sharded, sharded_reference
-from whet.training.evaluate import Evaluator
+from whet.training.distributed.shared_rollout import SharedRunner
+from whet.training.evaluator import Evaluator
 from whet.training.online_preference import OnlinePreferenceTrainer
-from whet.training.preference import (
+from whet.training.preference_trainer import (
     PreferenceDataset,
     PreferenceModels,
     PreferenceRow,
@@ -183,7 +183,7 @@ def _load_rows(
 
 
 def _pair_reader(method: str, paired: bool, row: Row) -> Read:
-    """Who reads rows like this one."""
+    """The reader for rows like this one."""
     if holds_steps(row) and not holds_pair(row):
         raise WhetError(
             f"{row.where}: the row is a solution in steps; {method} learns from completions, 'chosen' and 'rejected'; "

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from whet.data.foreign_rows import holds_completion, holds_pair, holds_ranking, holds_steps
 from whet.data.pairs import RankedCompletions, labelled_completions_from, preferences_from, rankings_from
 from whet.data.prompts import LabelledCompletion, PreferencePair
 from whet.data.rows import Row
-from whet.data.shapes import holds_completion, holds_pair, holds_ranking, holds_steps
 from whet.data.step_rows import LABELS, LabelledSteps, common_separator, outcomes_from, stepped_from
 from whet.data.tasks.contrast import STEP, task_labelled, task_rankings, task_stepped
 from whet.model.scalar_head import Kind
-from whet.objective.preference.reward_model import AllPairs, LabelLoss, PlackettLuce, RankLoss
+from whet.objective.preference.reward_model_losses import AllPairs, LabelLoss, PlackettLuce, RankLoss
 from whet.objective.presets.reward_model import REWARD_MODELS
 from whet.reward.learned.process import EMPTY_LINE, SEPARATOR
 from whet.training.assembly.rows import (
@@ -34,7 +34,7 @@ from whet.training.assembly.rows import (
 from whet.training.assembly.runtime import Runtime, rows_fact
 from whet.training.config import RewardModelConfig
 from whet.training.distributed.shard import sharded_scalar_model
-from whet.training.reward_model import (
+from whet.training.reward_model_trainer import (
     RewardModelDataset,
     RewardModelTrainer,
     bootstrap_rows,

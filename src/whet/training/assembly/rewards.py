@@ -28,7 +28,7 @@ from whet.threads import in_threads
 from whet.training.assembly.episode_runner import adds_own_reward, require_own_reward
 from whet.training.config import FROM_PYTHON, Config, EvaluationConfig
 from whet.training.distributed.ranks import ALONE, Ranks
-from whet.training.distributed.rollout import shared_work
+from whet.training.distributed.shared_rollout import shared_work
 from whet.types import Prompt, Sample, Sampling, WhetError, did_you_mean
 
 if TYPE_CHECKING:
@@ -40,21 +40,21 @@ DEFENCES = (*ROWS["defences"], *ROWS["defences.suspicion"])
 
 
 def build_reward_parts(
-    config: Config | EvaluationConfig, wanted: bool, given: Sequence[RewardPart] | None = None
+    config: Config | EvaluationConfig, wanted: bool, provided: Sequence[RewardPart] | None = None
 ) -> list[RewardPart]:
-    """The config's rewards, its template's, or the task's own; `given` are made in Python, and stand for the config's.
+    """The config's rewards, its template's, or the task's own; `provided`, made in Python, replace the config's.
 
     Defences and checks are the same for all of them.
     """
     section, source = config.reward, config.data.parsed_source
-    if (section.parts or given) and section.template:
+    if (section.parts or provided) and section.template:
         raise WhetError("reward.template and reward.parts both name the rewards; give one of them")
     if section.template:
         named = template(section.template)
         if section.format_first:
             named = format_first(named, until=section.format_first)
-    elif given is not None:
-        named = tuple(given)
+    elif provided is not None:
+        named = tuple(provided)
     elif section.parts:
         named = tuple(_part_of(part) for part in section.parts)
     elif config.env.name or config.env.agent:
@@ -78,7 +78,7 @@ def build_reward_parts(
     else:
         return []
     paid = [getattr(part.reward, "name", part.reward) for part in named]
-    if (section.parts or given) and OWN_REWARD not in paid and adds_own_reward(config):
+    if (section.parts or provided) and OWN_REWARD not in paid and adds_own_reward(config):
         named = (*named, RewardPart(OWN_REWARD))
     if section.format_first and not section.template:
         raise WhetError("reward.format_first changes the weights of a template; give reward.template, or drop it")
@@ -236,7 +236,7 @@ def score_ahead(
 
 
 def work_share(ranks: Ranks) -> Share | None:
-    """Who judges which sample; None: this process all of them."""
+    """How the ranks share the judging of samples; None: this process judges all."""
     return None if ranks.size == 1 else shared_work(ranks)
 
 
@@ -315,7 +315,7 @@ def failure_policy(config: Config | EvaluationConfig) -> Failures:
 
 
 def check_rewards(objective: Objective, parts: Sequence[RewardPart]) -> None:
-    """Refuse rewards that the objective would read otherwise than they are meant."""
+    """Refuse rewards that the objective would misread."""
     names = [part.name for part in parts if not part.is_plain]
     if names and objective.baseline.needs & {"parts"}:
         raise WhetError(
@@ -365,7 +365,7 @@ def start_sandbox(parts: Sequence[RewardPart], require: str | None = None) -> No
 
 
 def begin_rewards(parts: Sequence[RewardPart], eval_prompts: Sequence[Prompt]) -> None:
-    """Begin what rewards can do while a model is read, and nobody waits for."""
+    """Start, in the background, what rewards can prepare while a model is read."""
     for reward in code_rewards(parts):
         reward.begin_timing_golds(eval_prompts)
     for part in parts:

@@ -56,8 +56,8 @@ from whet.training.config import OF_TEACHER, PolicyConfig
 from whet.training.demonstrations import DemonstrationSource
 from whet.training.distributed.ranks import ALONE, Ranks
 from whet.training.distributed.shard import sharded, sharded_critic, sharded_reference
-from whet.training.evaluate import Evaluator
-from whet.training.rl import RLModels, RLTrainer
+from whet.training.evaluator import Evaluator
+from whet.training.rl_trainer import RLModels, RLTrainer
 from whet.training.teacher import ModelTeacher
 from whet.types import Demonstration, Prompt, Sample, StopReason, WhetError
 
@@ -76,7 +76,7 @@ def check_demonstrations(config: PolicyConfig, objective: Objective) -> None:
 def build_demonstrations(
     config: PolicyConfig, objective: Objective, runtime: Runtime, prompts: Sequence[Prompt]
 ) -> DemonstrationSource | None:
-    """Where the method imitates demonstrations: those of the built-in task, or of a column."""
+    """The demonstrations that the method imitates: those of the built-in task, or of a column."""
     if "demonstrated" not in objective.needs():
         return None
     known = task_demonstrations(config)
@@ -94,8 +94,8 @@ def build_demonstrations(
     first = having[0]
     encode(Demonstration(first, text(first) or ""))  # a template that cannot write one is refused now
     count = "every prompt has one" if len(having) == len(prompts) else f"{len(having)} of {len(prompts)} prompts"
-    said = f"{count}; imitated together with the policy's own completions, unless too long for the context"
-    return DemonstrationSource(text, encode, runtime.loaded.context, said)
+    description = f"{count}; imitated together with the policy's own completions, unless too long for the context"
+    return DemonstrationSource(text, encode, runtime.loaded.context, description)
 
 
 def build_plain_objective(config: PolicyConfig) -> Objective:
@@ -200,7 +200,7 @@ def build_reward_at(
 
 
 def without_reward(prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[Sample]:
-    """For a method that looks at no reward: every completion earns nothing, and counts."""
+    """Scores for a method that looks at no reward: every completion earns nothing, and counts."""
     return [sample.scored({}, None if sample.stop is StopReason.FAILED else 0.0) for sample in samples]
 
 
@@ -312,7 +312,7 @@ def build_collector(
     spec: RolloutSpec,
     order: PromptOrder,
 ) -> Collector:
-    """Each step waits for its own completions, or they are written while the trainer trains."""
+    """The collector: each step waits for its own completions, or they are written while the trainer trains."""
     scale, engine = config.scale, runtime.engine
     temperature, name = spec.sampling.temperature, config.sampling.engine
     if not scale.max_staleness:

@@ -18,7 +18,7 @@ from whet.record.text import count_of
 from whet.training.assembly.forms import PromptForm, prompt_form, stated_form
 from whet.training.config import PreferenceConfig, RewardModelConfig, SFTConfig
 from whet.training.distributed.ranks import Ranks
-from whet.training.rows import RowRun
+from whet.training.row_trainer import RowRun
 from whet.types import Prompt, WhetError
 
 Read = Callable[..., list[Any]]

@@ -33,9 +33,9 @@ from whet.training.assembly.rows import encodable
 from whet.training.config import CRITIC_RATE, RATE, Config, EvaluationConfig, PolicyConfig, rate_reasons
 from whet.training.distributed.agreement import agree_on_weights
 from whet.training.distributed.ranks import ALONE, Ranks
-from whet.training.distributed.rollout import FirstRankEngine, FirstRankRunner, SharedRunner
 from whet.training.distributed.shard import Sharding, sharding
-from whet.training.evaluate import Evaluator
+from whet.training.distributed.shared_rollout import FirstRankEngine, FirstRankRunner, SharedRunner
+from whet.training.evaluator import Evaluator
 from whet.training.sections import LEAST_PASS, pass_tokens
 from whet.types import Prompt, Sampling, WhetError
 
@@ -45,10 +45,10 @@ if TYPE_CHECKING:
 AnyConfig = TypeVar("AnyConfig", bound=Config)
 
 
-def add_configured_adapters(config: Config, model: Any, kept: torch.dtype = torch.float32) -> dict[str, str]:
+def add_configured_adapters(config: Config, model: Any, dtype: torch.dtype = torch.float32) -> dict[str, str]:
     """Put adapters on the model where the config asks for them; the line about them for the run's facts.
 
-    `kept` is how the weights were read: below float32 adapters are kept apart from them.
+    `dtype` is how the weights were read: below float32 adapters are kept apart from them.
     """
     lora = config.model.lora
     if not lora.rank:
@@ -60,7 +60,7 @@ def add_configured_adapters(config: Config, model: Any, kept: torch.dtype = torc
     layers = add_adapters(
         model,
         LowRank(lora.rank, lora.alpha, lora.target_modules, config.seed),
-        merged=kept == torch.float32,
+        merged=dtype == torch.float32,
         pack=pack_four_bits if lora.base == "4bit" else None,
     )
     learned = sum(factor.numel() for factor in adapter_factors(model).values())
@@ -251,7 +251,7 @@ def rank_facts(policy: CausalLM, ranks: Ranks, shards: Sharding) -> dict[str, st
 
 
 def server_runtime(config: Config | EvaluationConfig) -> Runtime:
-    """For an engine that is a server: nothing is read here, and nothing can be trained."""
+    """The runtime of an engine that is a server: no weights are read and nothing can be trained."""
     name = config.sampling.engine
     if not isinstance(config, EvaluationConfig):
         raise WhetError(

@@ -22,8 +22,8 @@ from whet.training.assembly.rows import (
 from whet.training.assembly.runtime import Runtime, rows_fact
 from whet.training.config import SFTConfig
 from whet.training.distributed.shard import sharded
-from whet.training.evaluate import Evaluator
-from whet.training.sft import SFTTrainer
+from whet.training.evaluator import Evaluator
+from whet.training.sft_trainer import SFTTrainer
 from whet.types import Demonstration, Encoded, Prompt
 
 

@@ -79,7 +79,7 @@ def needs_verdicts(config: PolicyConfig) -> bool:
 
 
 def distillation_settings(config: PolicyConfig, runtime: Runtime, prompts: Sequence[Prompt]) -> DistillationSettings:
-    """How the teacher is asked, and what it reads besides the prompt."""
+    """The settings of the teacher: how it is asked, and what it reads besides the prompt."""
     section = config.teacher
     if section.context == "none":
         return DistillationSettings(section)
@@ -141,8 +141,8 @@ def build_teacher(
             if section.context == "none"
             else f", that reads a {section.context} too; samples without one are left out, and counted as untaught"
         )
-        said = f"the policy itself, {rule.get(kind, kind)}{shown}"
-        return ModelTeacher(reference, section.temperature, tokens, runtime.ranks, section.top_k, said)
+        description = f"the policy itself, {rule.get(kind, kind)}{shown}"
+        return ModelTeacher(reference, section.temperature, tokens, runtime.ranks, section.top_k, description)
     lm, context, where = load_teacher(config, runtime)
     if longest > context:
         raise WhetError(
@@ -150,8 +150,8 @@ def build_teacher(
             f"{longest}; lower sampling.max_new_tokens, or take a teacher with a longer context"
         )
     size = sum(parameter.numel() for parameter in lm.model.parameters())
-    said = f"{section.name} ({size / 1e6:.1f}M weights, frozen, {where})"
-    return ModelTeacher(FrozenModel(lm), section.temperature, tokens, runtime.ranks, section.top_k, said)
+    description = f"{section.name} ({size / 1e6:.1f}M weights, frozen, {where})"
+    return ModelTeacher(FrozenModel(lm), section.temperature, tokens, runtime.ranks, section.top_k, description)
 
 
 def with_reading(
@@ -169,10 +169,12 @@ def with_reading(
     if not fitting:
         return teacher
     before, after = (_nats_per_token(teacher, [rows[index] for index in fitting]) for rows in (asked, read))
-    said = f"reading it, a demonstration has {after:.2f} nats per token, and {before:.2f} unread"
+    description = f"reading it, a demonstration has {after:.2f} nats per token, and {before:.2f} unread"
     if after < before:
-        said += ": this model cannot use what it reads, and unlearns what it knows; show it rows in that form first"
-    return replace(teacher, said=f"{teacher.said}; {said}")
+        description += (
+            ": this model cannot use what it reads, and unlearns what it knows; show it rows in that form first"
+        )
+    return replace(teacher, said=f"{teacher.said}; {description}")
 
 
 def _nats_per_token(teacher: ModelTeacher, rows: Sequence[Encoded]) -> float:
@@ -225,6 +227,6 @@ def _server(config: PolicyConfig, runtime: Runtime, sampling: Sampling) -> Teach
         asked = logp_server(section.base_url, section.model, section.key_variable, section.timeout, section.concurrency)
         return probed(asked, runtime.tokenizer, section.top_k)
 
-    server, said = runtime.ranks.first(found)
-    fact = f"{section.model or 'the model'} at {section.base_url} ({said})"
+    server, comparison = runtime.ranks.first(found)
+    fact = f"{section.model or 'the model'} at {section.base_url} ({comparison})"
     return ServerTeacher(server, runtime.ranks, section.top_k, fact)

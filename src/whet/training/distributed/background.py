@@ -47,7 +47,7 @@ def write_on(
     idle: Any,
     goes_on: Callable[[], bool],
 ) -> None:
-    """Do what the commands say and write, until one says "close" or the run is gone."""
+    """Carry out commands and write completions, until a command says "close" or the run is gone."""
     while goes_on():
         began = time.monotonic()
         try:
@@ -86,7 +86,7 @@ class _Outbox:
         self._waiting.put(pickle.dumps(message))
 
     def close(self, has_reader: Callable[[], bool]) -> None:
-        """Wait until all is sent, or nobody reads it any more."""
+        """Wait until everything is sent, or nobody reads it any more."""
         self._waiting.put(None)
         while self._thread.is_alive() and has_reader():
             self._thread.join(MOMENT)

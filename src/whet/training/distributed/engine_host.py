@@ -30,7 +30,7 @@ class WrittenPiece:
 
 @dataclass(frozen=True)
 class AsyncProgress:
-    """What was finished since the last time, and how it goes where it is written."""
+    """What has finished since the last report, and the state of the process that writes."""
 
     finished: list[bytes]  # pickled, each [(number, sample)]
     seconds: float = 0.0  # spent on writing, since the last time

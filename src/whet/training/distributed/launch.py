@@ -26,7 +26,7 @@ POLL = 0.05
 
 @dataclass(frozen=True)
 class ProcessPlace:
-    """Where a process runs. A number alone does not name it: machines and containers count anew, numbers come back."""
+    """The address of a process. A pid alone is not enough: machines and containers reuse numbers."""
 
     machine: str  # boot of the machine and the namespace of process numbers; empty where the system does not say
     number: int
@@ -112,29 +112,29 @@ class Launch:
 
 
 def launched(environment: Mapping[str, str] | None = None) -> Launch:
-    """What the environment says; one process without a word in it."""
-    said = os.environ if environment is None else environment
-    size = _number(said, "WORLD_SIZE", 1)
-    rank = _number(said, "RANK", 0)
+    """The launch that the environment describes; one process where it says nothing."""
+    variables = os.environ if environment is None else environment
+    size = _number(variables, "WORLD_SIZE", 1)
+    rank = _number(variables, "RANK", 0)
     if size == 1 and rank == 0:
         return Launch()
-    if "RANK" not in said:
+    if "RANK" not in variables:
         raise WhetError(
             f"WORLD_SIZE is {size} and RANK is not set: which of the {size} processes this is, nobody said; {AGAIN}, "
             "or unset WORLD_SIZE"
         )
-    if "WORLD_SIZE" not in said:
+    if "WORLD_SIZE" not in variables:
         raise WhetError(f"RANK is {rank} and WORLD_SIZE is not set; {AGAIN}, or unset RANK")
     if rank >= size:
         raise WhetError(f"RANK is {rank} and WORLD_SIZE {size}: ranks go from 0 to {size - 1}; {AGAIN}")
     for name in ("MASTER_ADDR", "MASTER_PORT"):
-        if not said.get(name):
+        if not variables.get(name):
             raise WhetError(f"WORLD_SIZE is {size} and {name} is not set: where the ranks meet; {AGAIN}")
-    port = _number(said, "MASTER_PORT", 0)
+    port = _number(variables, "MASTER_PORT", 0)
     if not 0 < port <= HIGHEST_PORT:
         raise WhetError(f"MASTER_PORT is {port}; give a free port from 1 to {HIGHEST_PORT}")
-    local_rank = _number(said, "LOCAL_RANK", 0)
-    local_size = _number(said, "LOCAL_WORLD_SIZE", local_rank + 1)
+    local_rank = _number(variables, "LOCAL_RANK", 0)
+    local_size = _number(variables, "LOCAL_WORLD_SIZE", local_rank + 1)
     if local_rank >= local_size or local_size > size:
         raise WhetError(
             f"LOCAL_RANK {local_rank}, LOCAL_WORLD_SIZE {local_size}, WORLD_SIZE {size} do not fit; {AGAIN}"
@@ -144,15 +144,15 @@ def launched(environment: Mapping[str, str] | None = None) -> Launch:
         size=size,
         local_rank=local_rank,
         local_size=local_size,
-        address=said["MASTER_ADDR"],
+        address=variables["MASTER_ADDR"],
         port=port,
-        meets_elsewhere=said.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-        attempt=_number(said, "TORCHELASTIC_RESTART_COUNT", 0),
+        meets_elsewhere=variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        attempt=_number(variables, "TORCHELASTIC_RESTART_COUNT", 0),
     )
 
 
-def _number(said: Mapping[str, str], name: str, default: int) -> int:
-    text = said.get(name, "")
+def _number(variables: Mapping[str, str], name: str, default: int) -> int:
+    text = variables.get(name, "")
     if text and not text.isdecimal():
         raise WhetError(f"{name} is {text!r} in the environment, not a number; {AGAIN}, or unset it")
     return int(text) if text else default
@@ -191,16 +191,16 @@ def _set(environment: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def rank_device(launch: Launch, requested: str, found: torch.device) -> torch.device:
-    """The device of this rank: each local rank has a GPU of its own. `found` is what `requested` means for one process.
+def rank_device(launch: Launch, requested: str, default: torch.device) -> torch.device:
+    """The device of this rank: each local rank has its own GPU. `default` is what `requested` means for one process.
 
     The GPU becomes the current one, so that plain `cuda` is this rank's.
     """
     import torch
 
-    if launch.size == 1 or found.type != "cuda":
-        return found
-    if found.index is not None and launch.local_size > 1:
+    if launch.size == 1 or default.type != "cuda":
+        return default
+    if default.index is not None and launch.local_size > 1:
         raise WhetError(
             f"model.device={requested} names one GPU for {launch.local_size} ranks of this machine; give cuda: each "
             "rank takes the GPU of its local rank"
@@ -212,7 +212,7 @@ def rank_device(launch: Launch, requested: str, found: torch.device) -> torch.de
             f"{launch.local_size} ranks on this machine and {have} here; start {count} (--nproc-per-node {count}), or "
             "train on the CPU with model.device=cpu"
         )
-    device = torch.device("cuda", launch.local_rank if found.index is None else found.index)
+    device = torch.device("cuda", launch.local_rank if default.index is None else default.index)
     torch.cuda.set_device(device)
     return device
 

@@ -133,7 +133,7 @@ class Heartbeat(Thread):
         self._talker = Thread(target=self._talk, name="whet beats", daemon=True)
 
     def stop(self) -> None:
-        """This rank ends in good order: nobody is to wait for its beats."""
+        """End in good order: no rank is to wait for this one's beats any more."""
         if self._stopped.is_set():
             return
         self._stopped.set()
@@ -209,7 +209,7 @@ class Heartbeat(Thread):
         self._post.put(f"beat/{self._post.rank}", json.dumps(beat))
 
     def _main_thread(self) -> tuple[tuple[tuple[int, int], ...], str, bool]:
-        """Where it stands: every frame, the place in words, and whether it waits for others there."""
+        """The main thread's stack: every frame, its place in words, and whether it waits for other ranks there."""
         frame: FrameType | None = sys._current_frames().get(self._main.ident or 0)
         if frame is None:
             return (), "its end", False
@@ -310,7 +310,7 @@ def _doing(beat: str) -> str:
 
 
 def meet(launch: Launch, patience: float) -> RankGroup:
-    """The other ranks, where they meet; an error where that place cannot be had."""
+    """Meet the other ranks at their address; an error where it cannot be opened."""
     global _runs
     store = _meeting_point(launch, patience)
     _runs += 1  # of this process: every rank counts the same
@@ -370,7 +370,7 @@ def _await_keeper(launch: Launch, patience: float) -> None:
 
 
 class RankGroup:
-    """This rank and what it knows of the others. Ends with `leave`, however the run ended."""
+    """This rank and what it knows of the others. Must be left with `leave`, however the run ended."""
 
     def __init__(self, launch: Launch, post: Post, timeout: float) -> None:
         self.launch, self._post, self._timeout = launch, post, timeout
@@ -386,7 +386,7 @@ class RankGroup:
         return self.launch.is_first
 
     def note(self, doing: str) -> None:
-        """What this rank is doing, for the line that says where it was lost."""
+        """Note what this rank is doing, for the message about a lost rank."""
         self.heart.doing = doing
 
     def exchange(self, name: str, mine: str) -> list[str]:
@@ -422,7 +422,7 @@ class RankGroup:
     def _wait_for(self, name: str) -> str:
         """A text that another rank is about to give, unless it ends before."""
         until = time.monotonic() + self._timeout
-        said = time.monotonic() + 5.0
+        slow_from = time.monotonic() + 5.0
         while not self._post.has(name):
             cause = self.heart.cause
             if cause is not None:
@@ -434,7 +434,7 @@ class RankGroup:
                     f"{who} of {self.launch.size} did not come to {self.launch.address}:{self.launch.port} in "
                     f"{self._timeout:g} s; start every rank, with the same MASTER_ADDR and MASTER_PORT"
                 )
-            time.sleep(POLL if time.monotonic() < said else 10 * POLL)
+            time.sleep(POLL if time.monotonic() < slow_from else 10 * POLL)
         return self._post.take(name)
 
     def connect(self, device: torch.device, timeout: float) -> Ranks:
@@ -468,13 +468,13 @@ class RankGroup:
             pass
 
     def share_watch(self) -> None:
-        """The first rank has its crash reporter; the others need not speak for it."""
+        """Tell the other ranks that the first one has a crash reporter, so that they need not speak for it."""
         self.hand_out("watched", "yes")
         self.is_first_watched = True
 
     @property
     def is_first_unheard(self) -> bool:
-        """Whether the first rank is lost, and nobody is there to say so."""
+        """Whether the first rank is lost without having said so."""
         return self.heart.host_is_lost and self.heart.host is not None and not self.is_first_watched
 
     def cause(self) -> str | None:
@@ -482,7 +482,7 @@ class RankGroup:
         return self.heart.find_cause()
 
     def finish(self) -> None:
-        """All ranks have done their work: wait until the first has written the run's last files."""
+        """Wait, after all ranks have done their work, until the first has written the run's last files."""
         self.hand_out("finished")
 
     def leave(self, in_order: bool = True) -> None:
@@ -513,7 +513,7 @@ class RankGroup:
 
 
 def _end_at_once() -> None:
-    """Without clearing away what other ranks would have to help with."""
+    """End this process without the cleanup that other ranks would have to help with."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     _exit(1)
@@ -523,12 +523,12 @@ class OtherRankEnded(Exception):
     """Another rank cannot go on, so this one cannot either. The message names it, with its own error."""
 
 
-def disagreement(found: Sequence[Mapping[str, str]], fix: str) -> str:
+def disagreement(by_rank: Sequence[Mapping[str, str]], fix: str) -> str:
     """One line on what differs and on which ranks; empty where nothing does."""
     phrases = []
-    for name in dict.fromkeys(name for facts in found for name in facts):
+    for name in dict.fromkeys(name for facts in by_rank for name in facts):
         holders: dict[str, list[int]] = {}
-        for rank, facts in enumerate(found):
+        for rank, facts in enumerate(by_rank):
             if name in facts:
                 holders.setdefault(facts[name], []).append(rank)
         if len(holders) > 1:

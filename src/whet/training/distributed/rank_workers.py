@@ -42,7 +42,7 @@ class RankHost:
 
 
 class Mailbox:
-    """Where the first rank leaves what it has to say."""
+    """A queue in which the first rank leaves its events."""
 
     def __init__(self) -> None:
         self._events: list[Event] = []

@@ -32,7 +32,7 @@ class OtherRankFailed(Exception):
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those that train together. All methods but `shares` are for all ranks at once."""
+    """The ranks that train together, as this process sees them. All methods but `shares` are for all ranks at once."""
 
     rank: int = 0
     size: int = 1
@@ -67,13 +67,13 @@ class Ranks:
         answers = self.gather((None if error is None else _in_words(error), value))
         if error is not None:
             raise error
-        for rank, (said, _) in enumerate(answers):
-            if said is not None:
-                raise OtherRankFailed(rank, said)
+        for rank, (failure, _) in enumerate(answers):
+            if failure is not None:
+                raise OtherRankFailed(rank, failure)
         return [answer for _, answer in answers]  # type: ignore[misc]
 
     def first(self, work: Callable[[], T]) -> T:
-        """What `work` gives on the first rank, which alone does it. Where it raises, every rank raises."""
+        """Run `work` on the first rank alone and return its value on all. Where it raises, every rank raises."""
         if self.size == 1:
             return work()
         answers: list[Any] = self.all_of(lambda: work() if self.is_first else None)
@@ -122,7 +122,7 @@ class Ranks:
         price = [sum(costs[row] for row in rows) for rows in units]
         shares: list[list[int]] = [[] for _ in range(self.size)]
         loads = [0.0] * self.size
-        for unit in sorted(range(len(units)), key=lambda each: (-price[each], each)):
+        for unit in sorted(range(len(units)), key=lambda number: (-price[number], number)):
             least = min(range(self.size), key=lambda rank: (loads[rank], len(shares[rank]), rank))
             shares[least] += units[unit]
             loads[least] += price[unit]

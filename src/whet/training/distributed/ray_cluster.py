@@ -116,8 +116,8 @@ def _send(actor: Any, method: str, argument: Any) -> None:
 
 
 class _Begun:
-    def __init__(self, place: str, process: tuple[str, int]) -> None:
-        self.place, self.process = place, process
+    def __init__(self, node: str, process: tuple[str, int]) -> None:
+        self.place, self.process = node, process
 
 
 class _WorkerHost:
@@ -339,9 +339,9 @@ def _connected(address: str) -> RayCluster:
     except RuntimeError as error:
         if "ersion mismatch" not in str(error):
             raise
-        said = " ".join(str(error).split())
+        reason = " ".join(str(error).split())
         raise WhetError(
-            f"scale.address={address}: its Ray or Python is another one than here ({said}); install the same versions"
+            f"scale.address={address}: its Ray or Python is another one than here ({reason}); install the same versions"
         ) from error
     return RayCluster(is_own=True)
 

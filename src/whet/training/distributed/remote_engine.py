@@ -121,10 +121,11 @@ class RequestShares:
         if not engines:
             return
         load = {
-            engine: sum(_most_tokens(one, budget) for one in self._given.get(engine, {}).values()) for engine in engines
+            engine: sum(_most_tokens(request, budget) for request in self._given.get(engine, {}).values())
+            for engine in engines
         }
         for group in self._groups():
-            chosen = min(engines, key=lambda each: (load[each], each))
+            chosen = min(engines, key=lambda engine: (load[engine], engine))
             for number in group:
                 request = self._waiting.pop(number)
                 self._given.setdefault(chosen, {})[number] = request
@@ -181,7 +182,7 @@ class RemoteSession:
 
     @property
     def idle_seconds(self) -> float:
-        """Without anything to write: the mean of the engines."""
+        """Seconds without anything to write, the mean over the engines."""
         return sum(self._idle.values()) / max(1, len(self._idle))
 
     @property
@@ -316,7 +317,7 @@ class RemoteEngine:
 
     @property
     def counts(self) -> dict[str, tuple[str, EngineCounts]]:
-        """By name: where the engine runs, and what it did."""
+        """Where the engine runs and what it did, by name."""
         return {engine.name: (engine.worker.place, engine.counts) for engine in self._engines}
 
     @property
@@ -344,7 +345,7 @@ class RemoteEngine:
         self._await(lambda: any(worker.doing == "load" and worker.call is not None for worker in self.usable()))
 
     def store(self, weights: Mapping[str, Any], version: int) -> None:
-        """Put weights where engines fetch them; `load_into` tells an engine so."""
+        """Store weights where engines can fetch them; `load_into` tells an engine to."""
         first = self._base is None and bool(self._frozen)
         packed = packed_weights(weights, () if first else self._frozen)
         stored = (self._pool.store(packed), packed.num_bytes)

@@ -96,7 +96,7 @@ class RewardWorkers:
 
     @property
     def counts(self) -> dict[str, tuple[str, RewardCounts]]:
-        """By name: where the worker runs, and what it did."""
+        """Where the worker runs and what it did, by name."""
         return {worker.name: (worker.worker.place, worker.counts) for worker in self._workers}
 
     def score(
@@ -172,18 +172,21 @@ class RewardWorkers:
                 came.append((worker, piece, None, lost))
         return came
 
-    def _restart(self, each: _ScoringWorker, why: str) -> str:
+    def _restart(self, worker: _ScoringWorker, why: str) -> str:
         logger.warning(
-            "%s at %s: %s; its batch is scored by another, and it is started again", each.name, each.worker.place, why
+            "%s at %s: %s; its batch is scored by another, and it is started again",
+            worker.name,
+            worker.worker.place,
+            why,
         )
-        was_ready = each.is_ready
-        each.worker.end()
-        each.counts.restarts += 1
-        each.is_ready = False
-        if not was_ready and each.counts.restarts > MOST_ATTEMPTS:
-            raise WhetError(f"{each.name} does not start: {why}; fix that, or drop scale.reward_workers")
-        each.worker = self._start(each.number)
-        each.call, each.since = each.worker.call("begin"), time.monotonic()
+        was_ready = worker.is_ready
+        worker.worker.end()
+        worker.counts.restarts += 1
+        worker.is_ready = False
+        if not was_ready and worker.counts.restarts > MOST_ATTEMPTS:
+            raise WhetError(f"{worker.name} does not start: {why}; fix that, or drop scale.reward_workers")
+        worker.worker = self._start(worker.number)
+        worker.call, worker.since = worker.worker.call("begin"), time.monotonic()
         return why
 
 
@@ -220,7 +223,7 @@ class RemoteReward:
 
     @property
     def ahead(self) -> bool:
-        """Completions may go to workers while others are written."""
+        """Whether completions may go to workers while others are still being written."""
         return not self.whole
 
     def __call__(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[float | None]:

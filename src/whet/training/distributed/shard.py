@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Sharding:
-    """Where shards lie, and how they are gathered."""
+    """The devices over which weights are sharded, and how they are gathered."""
 
     mesh: DeviceMesh
     offload: bool = False  # shards and the optimizer's state in CPU memory
@@ -65,7 +65,7 @@ class Sharding:
 
 
 def sharding(ranks: Ranks, device: torch.device, offload: bool = False) -> Sharding:
-    """Over all ranks, one device each."""
+    """Sharding over all ranks, one device each."""
     if offload and device.type == "cpu":
         raise WhetError("scale.offload has no effect on a CPU: shards lie in its memory already; drop it")
     return Sharding(init_device_mesh(device.type, (ranks.size,)), offload)

@@ -54,7 +54,7 @@ class Worker(Protocol):
 
 
 class WorkerPool(Protocol):
-    """Where workers live."""
+    """Starts workers, on this machine or a cluster."""
 
     def start(
         self, name: str, make: Callable[[], Any], *, cpus: float = 1.0, gpus: float = 0.0, memory: int = 0

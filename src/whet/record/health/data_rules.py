@@ -1,0 +1,117 @@
+"""What is wrong with the data of a run: rows in both halves, a handful of prompts, gold answers that nobody gives."""
+
+from __future__ import annotations
+
+import re
+from statistics import fmean
+
+from whet.record.health.finding import HealthFinding, problem
+from whet.record.health.health_rule import ALL_KINDS, health_rule
+from whet.record.health.history import DATA, FLAT_STEPS, OVERLAP, TREND_STEPS, History
+from whet.record.metrics.intervals import share_interval
+from whet.record.text import number, percent
+
+VOTING_STEPS = 60
+FEWEST_AGREED = 15  # groups whose completions agree on an answer
+MOST_REFUSED = 0.2  # of them: a model that is sure is mostly right
+FEWEST_PROMPTS = 4
+SURE_OF_IT = 0.5  # mean score: a policy that is right more often may agree with itself
+LEAST_ENTROPY = 0.05  # nats per token
+NUM_PROMPTS = re.compile(r"[(,] ?(\d[\d,]*) prompts?\b(?:, (\d[\d,]*) different)?")
+
+
+@health_rule(
+    "evaluated on training rows",
+    "rows of the evaluation are also trained on, by the facts of the run",
+    "never: what is measured there may be memory",
+    kinds=ALL_KINDS,
+    depth=0,
+    is_stated=True,
+)
+def _overlap(history: History) -> HealthFinding | None:
+    stated = str(history.settings.get(OVERLAP) or "")
+    if not stated:
+        return None
+    return problem(
+        f"Evaluation asks what is trained on: {stated.partition(';')[0]}",
+        "a model that learns its rows by heart evaluates well there",
+        "evaluate on other rows (`whet data contamination` finds near copies too)",
+    )
+
+
+@health_rule(
+    "few prompts",
+    f"the run has fewer than {FEWEST_PROMPTS} different prompts, by its facts",
+    "a test of the machinery",
+    depth=0,
+    is_stated=True,
+)
+def _few_prompts(history: History) -> HealthFinding | None:
+    stated = NUM_PROMPTS.search(str(history.settings.get(DATA) or ""))
+    if stated is None or (count := int((stated[2] or stated[1]).replace(",", ""))) >= FEWEST_PROMPTS:
+        return None
+    repeated = f", in {stated[1]} rows that read alike" if stated[2] else ""
+    return problem(
+        f"The run trains on {count} prompt{'s' if count != 1 else ''}{repeated}",
+        "every step asks the same, and what is learned is its answer",
+        "see what the rows hold (`whet data stats`) and what the template makes of them"
+        if repeated
+        else "give more prompts",
+    )
+
+
+@health_rule(
+    "gold refused",
+    f"more than {MOST_REFUSED:.0%} of the groups that agree on an answer are refused, beyond noise",
+    "few groups agree, or the model errs the same way in a few",
+    ("metrics.refused_majorities",),
+    earliest=FLAT_STEPS,
+    depth=1,
+)
+def _refused(history: History) -> HealthFinding | None:
+    """Groups that agree on an answer are mostly right: a model that is sure and refused says that the gold is not."""
+    agreed, refused = 0.0, 0.0
+    for step in history.steps[-VOTING_STEPS:]:
+        groups = step.metrics.get("agreed_groups", 0.0) * step.counts.get("prompts", 0)
+        agreed += groups
+        refused += groups * step.metrics.get("refused_majorities", 0.0)
+    if len(history.steps) < FLAT_STEPS or agreed < FEWEST_AGREED:
+        return None
+    if share_interval(refused / agreed, agreed)[0] <= MOST_REFUSED:
+        return None
+    steps = min(len(history.steps), VOTING_STEPS)
+    return problem(
+        f"Of {agreed:.0f} groups of the last {steps} steps whose completions agree on an answer, "
+        f"{percent(refused / agreed)} are refused by the reward",
+        "the model is sure of what is called wrong: gold answers are wrong, or the reward does not read their form",
+        "read such prompts with their gold answers in samples.jsonl",
+        "score them by hand (`whet reward test`)",
+    )
+
+
+@health_rule(
+    "identical completions",
+    "all groups of a run agree on an answer, most are wrong, and the policy's entropy is above "
+    f"{LEAST_ENTROPY:g} nats per token",
+    "the policy is sure, or right",
+    ("metrics.agreed_groups",),
+    earliest=TREND_STEPS,
+    hides=("gold refused", "no reward signal"),
+    depth=0,
+)
+def _identical(history: History) -> HealthFinding | None:
+    """A policy that could say several things, and a group that says one: it was drawn once."""
+    agreed, entropies = (history.metric(name, len(history.steps)) for name in ("agreed_groups", "entropy"))
+    if len(agreed) < max(TREND_STEPS, len(history.steps)) or min(agreed) < 1 or history.score >= SURE_OF_IT:
+        return None  # a step without it had no group that agrees
+    if len(entropies) < TREND_STEPS or fmean(entropies) < LEAST_ENTROPY:
+        return None
+    return problem(
+        f"The completions of every group since step {history.steps[0].step} give one answer, though the policy has "
+        f"{number(fmean(entropies))} nats of entropy per token",
+        "the sampler draws a prompt's completions with the same seed, or hands one out several times",
+        "read a group in samples.jsonl, and check the seed of the engine",
+    )
+
+
+DATA_RULES = (_identical, _refused, _overlap, _few_prompts)
