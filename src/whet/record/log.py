@@ -128,12 +128,14 @@ class RunRecorder:
         self._places: dict[Path, os.stat_result] = {}  # of the folder and the logs, where the run wrote them
 
     def started(self, summary: Mapping[str, Any]) -> None:
+        """Make the folder and write run.json with the status "running"."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._places[self.folder] = self.folder.stat()
         self._summary = {"status": "running", "finished": None, **summary}
         replace_summary(self.folder, self._summary)
 
     def stepped(self, report: StepReport, samples: Sequence[tuple[Prompt, Sample]]) -> None:
+        """Append the step's samples, its tokens and then its metrics."""
         chosen = recorded_samples(samples, self.samples_per_step)
         # metrics last: a step's line then always has its samples and tokens, whenever the process dies
         self._append(

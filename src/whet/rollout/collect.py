@@ -194,12 +194,14 @@ class RolloutCollector:
             return score_groups(prompts, completions, reward.score)
 
     def state(self) -> dict[str, Any]:
+        """The prompt order, the number of batches drawn, and the groups that wait, without their tensors."""
         return {"order": self._order.state(), "num_batches": self._num_batches, "buffer": self._buffer.state()}
 
     def tensors(self) -> dict[str, Tensor]:
         return self._buffer.tensors()
 
     def restore(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Go on with the order and the groups of a checkpoint."""
         self._order.restore(state["order"])
         self._num_batches = state["num_batches"]
         self._buffer.restore(state["buffer"], tensors, self._dataset.prompts)

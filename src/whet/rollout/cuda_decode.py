@@ -225,6 +225,7 @@ class GraphBackend(SessionBackend):
 
     @property
     def cache_bytes(self) -> int:
+        """The bytes that the keys and values occupy now."""
         return 0 if self._caches is None else self._caches.num_bytes
 
     def release(self) -> None:

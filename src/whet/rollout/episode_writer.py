@@ -87,6 +87,7 @@ class EpisodeWriter:
         return groups
 
     def advance(self) -> list[tuple[int, list[Sample]]]:
+        """Wait a moment for a group; empty where none was finished."""
         try:
             return [self._read(self._results.get(timeout=MOMENT)), *self.finished()]
         except queue.Empty:
@@ -104,6 +105,7 @@ class EpisodeWriter:
         return PlayNotes.joined(notes)
 
     def close(self) -> None:
+        """End the thread and close the runner."""
         with self._changed:
             self._is_closing = True
             self._changed.notify()

@@ -141,6 +141,7 @@ class OpenAIEngine:
         self._logprobs = logprobs
 
     def load(self, weights: Mapping[str, Any], version: int) -> None:
+        """Refuse: a server takes no weights from whet."""
         raise WhetError(
             f"the server at {self.server.base_url} takes no weights from whet; train with sampling.engine=torch or vllm"
         )
@@ -150,6 +151,7 @@ class OpenAIEngine:
         return FastPath(f"{self.model} at {self.server.base_url}; no weights are sent to it")
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Sample]:
+        """Complete all requests, several at a time."""
         if sampling.stop_tokens:
             raise WhetError("sampling.stop_tokens are tokens of a model that runs here; give a server sampling.stop")
         stop = threading.Event()

@@ -40,6 +40,7 @@ class BatchSession:
         self._waiting.append((number, request))
 
     def advance(self) -> list[tuple[int, Sample]]:
+        """Write the requests that share a budget and stops with the oldest, as one batch."""
         if not self._waiting:
             return []
         # a batch has one budget and one list of stops: those that share them are written now

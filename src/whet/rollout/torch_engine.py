@@ -272,7 +272,7 @@ class TorchEngine:
 
 
 def samples_of(written: Sequence[DrawnCompletion], tokenizer: Any, version: int) -> list[Sample]:
-    """The completions as samples with their text."""
+    """Completions as samples, each behind its prompt."""
     texts = decoded(tokenizer, [completion.tokens.tolist() for completion in written])
     samples = []
     for drawn, text in zip(written, texts, strict=True):

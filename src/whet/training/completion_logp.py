@@ -182,6 +182,7 @@ class StoredReference:
     known: dict[bytes, Tensor]  # by `_key`
 
     def logp(self, families: Sequence[Family]) -> list[tuple[Tensor, ...]]:
+        """The log-probabilities as they were noted before the first step; a row that was not noted is an error."""
         try:
             return [tuple(self.known[_key(row)] for row in family) for family in families]
         except KeyError:

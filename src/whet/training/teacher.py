@@ -157,6 +157,7 @@ class ServerTeacher:
         return scores.masked_fill_(~batch.action, 0.0)
 
     def top(self, batch: TokenBatch, chosen: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The server's likeliest tokens at each action; it cannot score those in `chosen`."""
         if chosen is not None:
             raise ValueError("a server names its own likeliest tokens, not those of others")
         rows = [row_tokens(batch, row) for row in range(batch.num_sequences)]

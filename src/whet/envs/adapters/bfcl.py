@@ -64,6 +64,7 @@ class FunctionCalling:
         tasks(category)  # the package is there
 
     def start(self, prompt: Prompt) -> InitialObservation:
+        """Load the task of the row, with its first request; tools that the task reveals later are left out."""
         task = _task_of(prompt, self._category)
         self._requests: list[list[Message]] = task["question"]
         self._gold: list[list[str]] = task["ground_truth"]
@@ -83,6 +84,7 @@ class FunctionCalling:
         return InitialObservation(*self._format.conversation((*instructions, *self._requests[0]), schemas))
 
     def step(self, completion: Completion) -> StepResult:
+        """Run the calls on the simulators; a turn without a call asks for the next request."""
         calls = self._read(completion).announced
         self._steps += 1
         if not calls:

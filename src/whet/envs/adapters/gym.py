@@ -78,6 +78,7 @@ class StepEnvironment:
         self._random: OwnRandom | None = None
 
     def start(self, prompt: Prompt) -> InitialObservation:
+        """Reset the environment with the row's seed; the observation follows the prompt."""
         seed = seed_of(prompt)
         if self._shares_random:
             self._random = OwnRandom(seed)
@@ -101,6 +102,7 @@ class StepEnvironment:
         return StepResult(_user(seen) if seen or not done else (), reward, done, self._state(seen))
 
     def close(self) -> None:
+        """Close the environment, where it has a `close`."""
         close = getattr(self._env, "close", None)
         if callable(close):
             close()

@@ -39,6 +39,7 @@ class SkyRLEnvironment:
         self._env: Any = None
 
     def start(self, prompt: Prompt) -> InitialObservation:
+        """Make the environment with the row's columns and let its `init` write the conversation."""
         self._env = self._make(env_config=AttributeDict(self._config), extras=self._extras(prompt))
         conversation = prompt.messages or ({"role": "user", "content": prompt.text or ""},)
         answer = self._env.init([dict(message) for message in conversation])
@@ -47,6 +48,7 @@ class SkyRLEnvironment:
         return InitialObservation(messages(answer[0], f"{self._name}.init"))
 
     def step(self, completion: Completion) -> StepResult:
+        """Hand the completion to the environment; its `done` ends the episode."""
         where = f"{self._name}.step"
         answer = self._env.step(str(completion))
         if not isinstance(answer, Mapping):

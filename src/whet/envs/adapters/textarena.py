@@ -64,6 +64,7 @@ class TextArenaGame:
         self._random = OwnRandom(0)
 
     def start(self, prompt: Prompt) -> InitialObservation:
+        """Reset the game with the row's seed and play the opponents' moves up to the policy's first turn."""
         seed = seed_of(prompt)
         self._random = OwnRandom(seed)
         with self._random():
@@ -77,6 +78,7 @@ class TextArenaGame:
         return InitialObservation(opened(prompt, seen), role=self._role())
 
     def step(self, completion: Completion) -> StepResult:
+        """Play the policy's move and those of the opponents; the reward comes when the game is over."""
         with self._random():
             done = self._moved(str(completion)) or self._play_others()
             if not done:

@@ -55,6 +55,7 @@ class TrlEnvironment:
         self._inner: ToolEnvironment | None = None
 
     def start(self, prompt: Prompt) -> Awaitable[InitialObservation | None]:
+        """Reset the environment with the row's columns; what `reset` returns is added to the last message."""
         row = dict(prompt.meta) | ({} if prompt.answer is None else {"answer": prompt.answer})
         route = row.pop(ROUTE, None) if self._routes else ""
         if self._routes and route not in self._routes:
@@ -72,6 +73,7 @@ class TrlEnvironment:
         return self._inner.start(Prompt(prompt.id, (*conversation[:-1], last), None, prompt.answer, prompt.meta))
 
     async def step(self, completion: Completion) -> StepResult:
+        """Call the tools that the completion names; an episode that is over is scored by `get_reward`."""
         assert self._inner is not None
         result = await self._inner.step(completion)
         return StepResult(reward=await self._reward(), done=True) if result.done else result

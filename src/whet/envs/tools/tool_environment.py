@@ -252,6 +252,7 @@ class ToolEnvironment:
         return InitialObservation(*self._format.conversation(prompt.messages, self._schemas))
 
     async def step(self, completion: Completion) -> StepResult:
+        """Run the completion's calls and answer with their results; a completion without a call ends the episode."""
         calls = self._read(completion).announced
         if not calls:
             return StepResult(done=True)
@@ -265,6 +266,7 @@ class ToolEnvironment:
         return StepResult(tuple(messages), counts=dict(counts), errors=errors)
 
     def close(self) -> None:
+        """Close the episode's tools; an error in one is logged and does not keep the others open."""
         for opened in self._opened:
             try:
                 opened.close()

@@ -429,6 +429,7 @@ class AssertionRecorder(ast.NodeTransformer):
         self.num_tries = 0
 
     def visit_Assert(self, node: ast.Assert) -> Any:
+        """Replace an assertion by a call that records its outcome; one that is always true is dropped."""
         if self.num_tries:
             return _within("__tried__", node)
         return ast.copy_location(ast.Pass(), node) if is_always_true(node.test) else _within("__log__", node)
@@ -446,6 +447,7 @@ class AssertionRecorder(ast.NodeTransformer):
         return _within("__tried__" if self.num_tries else "__log__", node)
 
     def visit_Try(self, node: ast.Try) -> Any:
+        """Treat assertions inside `try` as steps of the test around them."""
         self.num_tries += 1
         self.generic_visit(node)
         self.num_tries -= 1

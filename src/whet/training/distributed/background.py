@@ -204,6 +204,7 @@ class ThreadSession(_Front):
         self._thread.start()
 
     def load(self, weights: Mapping[str, Any], version: int) -> None:
+        """Hand a copy of the weights to the thread: the trainer writes over its own."""
         copied = {name: value.detach().clone() for name, value in weights.items()}  # the trainer writes over them
         if self._device is not None:
             torch.cuda.current_stream(self._device).synchronize()  # the thread reads them on another stream
@@ -282,6 +283,7 @@ class ProcessSession(_Front):
                 self._tell(value)
 
     def load(self, weights: Mapping[str, Any], version: int) -> None:
+        """Send the weights to the process, once it has read those before them."""
         deadline = time.monotonic() + self._timeout
         while not self._taken.wait(MOMENT):  # the weights before these are still being read
             self._check()

@@ -172,21 +172,21 @@ class RewardWorkers:
                 came.append((worker, piece, None, lost))
         return came
 
-    def _restart(self, worker: _ScoringWorker, why: str) -> str:
+    def _restart(self, scorer: _ScoringWorker, why: str) -> str:
         logger.warning(
             "%s at %s: %s; its batch is scored by another, and it is started again",
-            worker.name,
-            worker.worker.place,
+            scorer.name,
+            scorer.worker.place,
             why,
         )
-        was_ready = worker.is_ready
-        worker.worker.end()
-        worker.counts.restarts += 1
-        worker.is_ready = False
-        if not was_ready and worker.counts.restarts > MOST_ATTEMPTS:
-            raise WhetError(f"{worker.name} does not start: {why}; fix that, or drop scale.reward_workers")
-        worker.worker = self._start(worker.number)
-        worker.call, worker.since = worker.worker.call("begin"), time.monotonic()
+        was_ready = scorer.is_ready
+        scorer.worker.end()
+        scorer.counts.restarts += 1
+        scorer.is_ready = False
+        if not was_ready and scorer.counts.restarts > MOST_ATTEMPTS:
+            raise WhetError(f"{scorer.name} does not start: {why}; fix that, or drop scale.reward_workers")
+        scorer.worker = self._start(scorer.number)
+        scorer.call, scorer.since = scorer.worker.call("begin"), time.monotonic()
         return why
 
 

@@ -137,6 +137,7 @@ class FirstRankRunner(_RankRunner):
     """Plays episodes on the first rank, whose engines are elsewhere; every rank gets them."""
 
     def play(self, *asked: Any, ended: EpisodeEnded | None = None, **more: Any) -> list[list[Sample]]:
+        """Play all episodes on the first rank and send them to the others."""
         return self._ranks.first(lambda: self._runner.play(*asked, **more))
 
     def take_notes(self) -> PlayNotes:
@@ -156,6 +157,7 @@ class SharedRunner(_RankRunner):
         numbers: Sequence[tuple[int, ...]] | None = None,
         ended: EpisodeEnded | None = None,
     ) -> list[list[Sample]]:
+        """Play this rank's share of the episodes and exchange them with the other ranks."""
         known = numbers or [(position,) for position in range(len(prompts))]
 
         def work(mine: list[int]) -> list[list[Sample]]:
