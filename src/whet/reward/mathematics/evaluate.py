@@ -49,9 +49,11 @@ def exact_value(formula: Formula) -> Fraction | None:
 
 def line_of(formula: Formula, symbol: str) -> tuple[Fraction, Fraction] | None:
     """(a, b) of a formula that is a x + b; None for any other."""
-    zero, one, five = (_value(formula, {symbol: Fraction(at)}, DIGITS) for at in (0, 1, 5))
-    is_exact = all(isinstance(value, Fraction) for value in (zero, one, five))
-    return (one - zero, zero) if is_exact and one != zero and five == zero + 5 * (one - zero) else None
+    places = [Fraction(at) for at in (0, 1, -5, 8)]
+    zero, one, *others = (_value(formula, {symbol: at}, DIGITS) for at in places)
+    is_exact = all(isinstance(value, Fraction) for value in (zero, one, *others))
+    is_line = is_exact and one != zero and others == [zero + at * (one - zero) for at in places[2:]]
+    return (one - zero, zero) if is_line else None
 
 
 def value_at(formula: Formula, point: Mapping[str, Any], digits: int = DIGITS) -> Any:

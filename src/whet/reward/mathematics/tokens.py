@@ -28,6 +28,11 @@ class Token(NamedTuple):
     inside: tuple[Token, ...] = ()  # of a group
     closing: str = ""
 
+    @property
+    def sign(self) -> str:
+        r"""The text of a sign or command, or the opening bracket of a group; "" for \text{...}."""
+        return "" if self.kind == "text" else self.text
+
 
 # signs of Unicode, and of programs, as LaTeX has them
 REPLACEMENTS = {
@@ -77,7 +82,15 @@ ALIASES = {
     **dict.fromkeys((r"\simeq", r"\thickapprox", r"\approxeq"), r"\approx"),
     **{r"\neq": r"\ne", "!=": r"\ne", r"\lt": "<", r"\gt": ">", r"\div": "/", r"\colon": ":"},
     **{r"\lbrace": r"\{", r"\rbrace": r"\}", r"\lbrack": "[", r"\rbrack": "]", r"\varnothing": r"\emptyset"},
-    **{r"\wedge": r"\land", r"\vee": r"\lor", r"\union": r"\cup", r"\backslash": r"\setminus", r"\varphi": r"\phi"},
+    **{
+        r"\wedge": " and ",
+        r"\land": " and ",
+        r"\vee": " or ",
+        r"\lor": " or ",
+        r"\union": r"\cup",
+        r"\backslash": r"\setminus",
+        r"\varphi": r"\phi",
+    },
 }
 _CIRCULAR = ("sin", "cos", "tan", "cot", "sec", "csc")
 FUNCTIONS = {
