@@ -15,7 +15,7 @@ from fractions import Fraction
 from typing import Any
 
 from whet.reward.mathematics.formula import Formula, walk
-from whet.reward.mathematics.tokens import FUNCTIONS, Unreadable
+from whet.reward.mathematics.tokens import Unreadable
 
 LARGEST_BITS = 60_000  # of an exact number, and of the exponent of any other
 LARGEST_FACTORIAL = 3000
@@ -84,9 +84,9 @@ def _computed(formula: Formula, point: Mapping[str, Any], mp: Any) -> Any:
     if kind == "constant":
         return {"pi": mp.pi, "e": mp.e, "i": mp.j, "infinity": mp.inf}[formula[1]] * 1
     parts = [_computed(part, point, mp) for part in formula[1:]]
-    if not all(isinstance(part, Fraction) for part in parts):
+    if kind not in OPERATIONS or not all(isinstance(part, Fraction) for part in parts):
         parts = [mp.convert(part) for part in parts]
-    return _bounded(mp, OPERATIONS[kind](mp, *parts))
+    return _bounded(mp, OPERATIONS[kind](mp, *parts) if kind in OPERATIONS else getattr(mp, kind)(*parts))
 
 
 def _bounded(mp: Any, value: Any) -> Any:
@@ -125,10 +125,6 @@ def _root(mp: Any, value: Any, index: Any) -> Any:
     return mp.sqrt(value) if index == 2 else mp.power(value, 1 / index)
 
 
-def _rounded(mp: Any, value: Any, name: str) -> Any:
-    return Fraction(getattr(math, name)(value)) if isinstance(value, Fraction) else getattr(mp, name)(value)
-
-
 def _counted(mp: Any, *parts: Any, name: str, count: Callable[..., int]) -> Any:
     if any(abs(part) > LARGEST_FACTORIAL for part in parts):
         raise TooLarge("a factorial or binomial of a number this large")
@@ -137,12 +133,7 @@ def _counted(mp: Any, *parts: Any, name: str, count: Callable[..., int]) -> Any:
     return getattr(mp, name)(*parts)
 
 
-def _exponential(mp: Any, value: Any) -> Any:
-    if abs(value) > LARGEST_BITS:
-        raise TooLarge("a power this large")
-    return mp.exp(value)
-
-
+# all others are mpmath's own functions
 OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "sum": _one_by_one(operator.add),
     "product": _one_by_one(operator.mul),
@@ -150,27 +141,15 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "quotient": lambda mp, top, bottom: top / bottom,
     "abs": lambda mp, value: abs(value),
     "power": _power,
-    "floor": functools.partial(_rounded, name="floor"),
-    "ceiling": functools.partial(_rounded, name="ceil"),
+    "floor": lambda mp, value: Fraction(math.floor(value)) if isinstance(value, Fraction) else mp.floor(value),
+    "ceiling": lambda mp, value: Fraction(math.ceil(value)) if isinstance(value, Fraction) else mp.ceil(value),
     "factorial": functools.partial(_counted, name="factorial", count=math.factorial),
     "binomial": functools.partial(_counted, name="binomial", count=math.comb),
     "root": _root,
     "degrees": lambda mp, value: value * mp.pi / 180,
-    "exp": _exponential,
-    "ln": lambda mp, value: mp.log(value),
-    "lg": lambda mp, value: mp.log(value, 10),
-    # \\log without a base is ambiguous in the field; both sides are read alike
-    "log": lambda mp, value, base=None: mp.log(value) if base is None else mp.log(value) / mp.log(base),
-    **{
-        name: functools.partial(lambda mp, value, name: getattr(mp, name)(value), name=name)
-        for name in FUNCTIONS.values()
-        if name not in ("exp", "ln", "lg", "log")
-    },
 }
 # these keep to fractions where they can
-RATIONAL = frozenset(
-    ("number", "sum", "product", "negative", "quotient", "abs", "power", "floor", "ceiling", "factorial", "binomial")
-)
+RATIONAL = frozenset(("number", *OPERATIONS)) - {"root", "degrees"}
 
 
 def point_for(symbols: frozenset[str], turn: int, stepped: bool = False) -> dict[str, Any]:

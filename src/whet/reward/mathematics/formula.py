@@ -111,7 +111,11 @@ class _Reader:
         return token.kind in ("number", "repeating", "word") or token.text in FACTORS or token.text[1:] in FUNCTIONS
 
     def power(self) -> Formula:
-        base = self.postfix()
+        base = self.atom()
+        if self.accept("!"):
+            base = ("factorial", base)
+        if self.accept("%"):
+            base = ("quotient", base, ("number", Fraction(100)))
         if not self.accept("^"):
             return base
         if self.accept(r"\circ"):
@@ -122,19 +126,7 @@ class _Reader:
         return formula
 
     def exponent(self) -> Formula:
-        return self.group() if self.next.text == "{" else self.signed(self.tower)
-
-    def tower(self) -> Formula:
-        base = self.postfix()
-        return ("power", base, self.exponent()) if self.accept("^") else base
-
-    def postfix(self) -> Formula:
-        formula = self.atom()
-        if self.accept("!"):
-            formula = ("factorial", formula)
-        if self.next.text == "!":
-            raise Unreadable("a factorial of a factorial")
-        return ("quotient", formula, ("number", Fraction(100))) if self.accept("%") else formula
+        return self.group() if self.next.text == "{" else self.signed(self.power)
 
     def group(self) -> Formula:
         token = self.take()
@@ -196,29 +188,23 @@ class _Reader:
 
     def argument(self) -> Formula:
         r"""{...}, or what TeX takes without braces: \frac12, \sqrt2, \frac\pi3. sqrt(3) is plain text's."""
-        return self.group() if self.next.text in ("{", "(") else self.postfix()
+        return self.group() if self.next.text in ("{", "(") else self.atom()
 
     def function(self, name: str) -> Formula:
-        base: Formula | None = None
+        base: list[Formula] = []
         exponent: Formula | None = None
-        while sign := self.accept("^", "_"):
+        while (sign := self.next.text) == "^" or (sign == "_" and name == "log"):
+            self.take()
             if sign == "^":
                 exponent = self.exponent()
-            elif name == "log":
-                base = self.argument()
             else:
-                raise Unreadable(f"the subscript of {name}")
+                base = [self.argument()]
         if exponent == ("negative", ("number", Fraction(1))) and name in INVERSES:
             name, exponent = INVERSES[name], None
-        if self.next.text not in ("(", "[", "{", "|"):
-            inside = self.plain_factors()
-        else:
-            inside = self.atom()
-            if self.next.text == "^" and exponent is not None:
-                raise Unreadable(f"two exponents of {name}")
-            if self.accept("^"):  # \sin(x)^2
-                exponent = self.exponent()
-        formula: Formula = ("log", inside, base) if base is not None else (name, inside)
+        inside = self.atom() if self.next.text in ("(", "[", "{", "|") else self.plain_factors()
+        if exponent is None and self.accept("^"):  # \sin(x)^2
+            exponent = self.exponent()
+        formula: Formula = ("power", ("constant", "e"), inside) if name == "exp" else (name, inside, *base)
         return formula if exponent is None else ("power", formula, exponent)
 
     def plain_factors(self) -> Formula:
@@ -228,11 +214,9 @@ class _Reader:
             if self.next.kind == "number":
                 raise Unreadable(f"the number {self.next.text} in the middle of an argument")
             factors.append(self.power())
-        after = self.tokens[self.position : self.position + 2]
-        if len(after) == 2 and after[0].text == "/" and after[1].kind == "number":  # \sin \pi/3
-            self.take()
-            return ("quotient", _of_all("product", factors), self.power())
-        return _of_all("product", factors)
+        formula = _of_all("product", factors)
+        is_divided = [token.kind for token in self.tokens[self.position : self.position + 2]] == ["/", "number"]
+        return ("quotient", formula, self.power()) if is_divided and self.take() else formula  # \sin \pi/3
 
 
 def _of_all(operation: str, parts: Sequence[Formula]) -> Formula:

@@ -57,14 +57,6 @@ class Quantity(MathValue):
 
 
 @dataclass(frozen=True)
-class Based(MathValue):
-    """Digits in another base than ten."""
-
-    digits: str
-    base: int
-
-
-@dataclass(frozen=True)
 class Name(MathValue):
     """Words, such as a day of the week."""
 
@@ -74,8 +66,8 @@ class Name(MathValue):
 @dataclass(frozen=True)
 class Members(MathValue):
     r"""Several values. `kind` is "list" (no brackets, or plain braces: a list or a set, as the other side has it),
-    "set" (\{...\}), "ratio" (7:4), "clock" (7:40 p.m.), "matrix", "row", or the two brackets of a tuple or interval:
-    "()", "[)"."""
+    "set" (\{...\}), "ratio" (7:4), "clock" (7:40 p.m.), "matrix", "row", "base 5" (12_5), or the two brackets of a
+    tuple or interval: "()", "[)"."""
 
     kind: str
     members: tuple[MathValue, ...]

@@ -13,7 +13,6 @@ from whet.reward.mathematics.formula import read_formula, symbols_of
 from whet.reward.mathematics.math_value import (
     EVERYTHING,
     TURNED,
-    Based,
     MathValue,
     Members,
     Name,
@@ -39,7 +38,7 @@ ANNOUNCED = re.compile(
 )
 NAME = re.compile(r"\(?[^\W\d_][\w\s,.'\u2019()-]*")
 CLOCK = re.compile(r"([0-9]{1,2})(?::([0-9]{2})(?::([0-9]{2}))?)?(?:\s*([ap])\.?\s*m\.?)?", re.IGNORECASE)
-IN_BASE = re.compile(r"([+-]?)\s*([0-9A-Za-z]*\.?[0-9A-Za-z]+)\s*_\s*(?:\{\s*([0-9]{1,2}|[a-z]+)\s*\}|([0-9]))")
+IN_BASE = re.compile(r"([+-]?)\s*([0-9A-Za-z]*\.?[0-9A-Za-z]+)\s*_\s*(?:\{\s*([a-z]+)\s*\}|\{?\s*([0-9]{1,2})\s*\}?)")
 REALS = (r"\mathbb{R}", r"\mathbbR", r"\R", r"\Reals", "R")
 
 
@@ -71,21 +70,21 @@ def _time_of_day(text: str) -> Members | None:
     return Members("clock", (*map(number, before), Quantity(("number", Fraction(last)), unit=half_of_day)))
 
 
-def _in_base(text: str) -> Based | None:
+def _in_base(text: str) -> MathValue | None:
     """A number in another base, 1021_3; None for a letter with a subscript."""
     match = IN_BASE.fullmatch(text)
     if match is None or not (re.search("[0-9]", match[2]) or match[2].isupper()):
         return None
-    named = match[3] or match[4]
-    base = int(named) if named.isdigit() else NUMBER_WORDS.get(named, 0)
-    digits = match[2].upper()
+    base = int(match[4]) if match[4] else NUMBER_WORDS.get(match[3], 0)
     try:
-        int(digits.replace(".", "", 1), base)
+        int(match[2].replace(".", "", 1), base)
     except ValueError:
         if match[2][0].isalpha():
             return None
         raise Unreadable(f"{text!r}: no number in base {base}") from None
-    return Based((match[1].strip("+") + digits.lstrip("0")) or "0", base)
+    has_letters = re.search("[a-zA-Z]", match[2])
+    digits = Name(match[1].replace("-", "minus ") + match[2]) if has_letters else plain_quantity(match[1] + match[2])
+    return digits if base == 10 or digits is None else Members(f"base {base}", (digits,))
 
 
 def _value(tokens: Sequence[Token]) -> MathValue:

@@ -18,7 +18,6 @@ from whet.reward.mathematics.evaluate import TooLarge, context, exact_value, poi
 from whet.reward.mathematics.formula import Formula, symbols_of, walk
 from whet.reward.mathematics.math_value import (
     TURNED,
-    Based,
     MathValue,
     Members,
     Name,
@@ -59,10 +58,10 @@ def same(gold: MathValue, answer: MathValue, rule: Comparison = EXACT) -> bool:
         return _same_region(gold, answer, rule)
     if isinstance(gold, Relation) and isinstance(answer, Relation):
         return _same_relation(gold, answer, rule)
-    if "Name" in kinds:
+    if isinstance(gold, Members) and gold.kind.startswith("base") and isinstance(answer, Quantity) and not answer.unit:
+        return same(gold.members[0], answer)  # digits without a base are taken to be in the gold one's
+    if isinstance(gold, Name) or isinstance(answer, Name):
         return _letters(gold) != "" and _letters(gold) == _letters(answer)
-    if "Based" in kinds:
-        return _same_digits(gold, answer)
     if {"ratio", "clock", "Quantity"}.issuperset(kinds) and kinds not in (("clock", "clock"), ("Quantity", "clock")):
         return _same_ratio(gold, answer, rule)
     return _same_members(gold, answer, rule)
@@ -237,8 +236,6 @@ def _letters(value: MathValue) -> str:
     r"""A name, or what a formula of bare letters spells, for comparing \text{odd} with odd."""
     if isinstance(value, Name):
         return re.sub(r"[\s().,;:'\u2019-]+", " ", value.words).strip().casefold()
-    if isinstance(value, Members) and all(map(_letters, value.members)):
-        return " ".join(map(_letters, value.members))
     if isinstance(value, Quantity):
         formula = value.formula
         parts = formula[1:] if formula[0] == "product" else (formula,)
@@ -246,18 +243,6 @@ def _letters(value: MathValue) -> str:
         if is_spelled and (len(parts) > 1 or len(formula[1]) == 1):
             return "".join(str(part[1]) for part in parts).casefold()
     return ""
-
-
-def _same_digits(gold: MathValue, answer: MathValue) -> bool:
-    """The same digits in the same base; digits without a base are taken to be in the gold one's."""
-    if isinstance(gold, Based) and isinstance(answer, Based):
-        return gold == answer
-    based, bare = (gold, answer) if isinstance(gold, Based) else (answer, gold)
-    if not isinstance(based, Based) or not isinstance(bare, Quantity):
-        return False
-    if based.base != 10 if based is answer else bare.unit or bare.percent:
-        return False
-    return re.fullmatch(r"-?[0-9.]+", based.digits) is not None and Fraction(based.digits) == bare.value
 
 
 def _same_ratio(gold: MathValue, answer: MathValue, rule: Comparison) -> bool:

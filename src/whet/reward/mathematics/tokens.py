@@ -93,10 +93,9 @@ ALIASES = {
     },
 }
 _CIRCULAR = ("sin", "cos", "tan", "cot", "sec", "csc")
-FUNCTIONS = {
-    **{name: name for name in (*_CIRCULAR, "sinh", "cosh", "tanh", "exp", "ln", "log", "lg")},
-    **{f"arc{name}": f"a{name}" for name in _CIRCULAR},
-    **{f"a{name}": f"a{name}" for name in ("sinh", "cosh", "tanh")},
+FUNCTIONS = {  # as mpmath names them; \log without a base is ambiguous in the field, and both sides are read alike
+    **{name: name for name in (*_CIRCULAR, "exp", "ln", "log")},
+    **{"lg": "log10", **{f"arc{name}": f"a{name}" for name in _CIRCULAR}},
 }
 WORDS = {
     **{"inf": r"\infty", "infinity": r"\infty", **{word: f"\\{word}" for word in ("pi", "sqrt", "infty", "theta")}},
