@@ -126,7 +126,10 @@ class _Reader:
         return formula
 
     def exponent(self) -> Formula:
-        return self.group() if self.next.text == "{" else self.signed(self.power)
+        exponent = self.group() if self.next.text == "{" else self.signed(self.power)
+        if exponent[0] == "degrees":
+            raise Unreadable("degrees in an exponent", is_command=True)
+        return exponent
 
     def group(self) -> Formula:
         token = self.take()

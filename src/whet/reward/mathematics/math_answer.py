@@ -163,9 +163,12 @@ class MathCase:
         """Set `answers` or `tail`, or the score where it takes no comparison."""
         text = final_part(completion)
         answers = explicit_answers(completion)[-1 if judged == "last" else 0 :]
-        if _is_loose(text):
+        if not (boxed(text) or tagged(text)):  # a whole sentence may stand behind words or ####
             answers = [_stated_value(answer) for answer in answers]
-        answers += _contradictions(answers, completion) if judged == "all" else []
+        elif answers and judged == "all":
+            marked = tuple(answers)
+            later = said_after_marks(completion)
+            answers += [said for said in later if all(_contradicts(said, answer) for answer in marked)]
         longest = max(LONGEST_ANSWER, 2 * len(self.gold.text))
         if any(len(answer) > longest for answer in answers):
             self.score = 0.0
@@ -240,19 +243,11 @@ def _golds(texts: Sequence[str]) -> list[GoldAnswer]:
     return [_foreign.get(gold.text, gold) if gold.is_foreign else gold for gold in golds]
 
 
-def _is_loose(text: str) -> bool:
-    """True where the answer is marked by words or ####, so that a whole sentence may stand there."""
-    return not (boxed(text) or tagged(text))
-
-
-def _contradictions(answers: Sequence[str], completion: str) -> list[str]:
-    """Values that are said to be the answer after the last box or tag, and that are none of the answers there."""
-    said = said_after_marks(completion) if answers else ()
-    return [text for text in said if all(_contradicts(text, answer) for answer in answers)]
-
-
 def _contradicts(later: str, answer: str) -> bool:
-    """True where both are values, and not the same; a sentence or the letter of a choice contradicts nothing."""
+    """True where what is said after the mark and the answer in it are values, and not the same.
+
+    A sentence or the letter of a choice contradicts nothing.
+    """
     plain = quantity(later)
     if len(plain.unit.split()) > 1 if plain is not None else WORD.search(COMMAND.sub("", later)) is not None:
         return False  # "3/4 of the total" may be said in passing

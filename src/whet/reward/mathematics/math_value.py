@@ -179,7 +179,7 @@ def half(end: MathValue, sign: str, slope: Fraction = ONE, start: Fraction = ZER
     """The numbers x for which slope * x + start stands in this relation to the end."""
     if infinite(end) and sign in (r"\le", r"\ge", "="):
         raise Unreadable("a set that holds infinity")
-    if (slope, start) != (1, 0):
+    if slope != 1 or start:
         end = Quantity(("quotient", ("sum", formula_of(end), ("number", -start)), ("number", slope)))
     holds = HOLDS[sign if slope > 0 else TURNED[sign]]
     return region_where(lambda place: holds(place, position(end)), [end])

@@ -119,11 +119,8 @@ def _compact(tokens: Sequence[Token]) -> str:
 
 def _rows(rows: Sequence[Sequence[Token]], _: Sequence[str]) -> MathValue:
     """p = 5, q = 2; p = 7, q = 3 as two tuples."""
-    values = [_value(row) for row in rows]
-    are_lists = [isinstance(value, Members) and value.kind == "list" for value in values]
-    return Members(
-        "list", tuple(Members("()", _flat([v])) if is_list else v for v, is_list in zip(values, are_lists, strict=True))
-    )
+    values = [_flat([_value(row)]) for row in rows]
+    return Members("list", tuple(members[0] if len(members) == 1 else Members("()", members) for members in values))
 
 
 def _listed(parts: Sequence[Sequence[Token]], joints: Sequence[str]) -> MathValue:
@@ -240,12 +237,6 @@ def _solved(sides: Sequence[MathValue], signs: Sequence[str], parts: Sequence[Se
     return replace(joined(regions, all), is_relation=True, variable=variable)
 
 
-def _ratio(parts: Sequence[Sequence[Token]], _: Sequence[str]) -> MathValue:
-    if len(parts) > 6:
-        raise Unreadable(f"a ratio of {len(parts)} numbers")
-    return Members("ratio", tuple(map(_value, parts)))
-
-
 RELATIONS = ("<", ">", r"\le", r"\ge", "=", r"\ne", r"\approx")
 JOINTS = (",", "and", "or")
 UNIONS = (r"\cup", r"\cap", r"\setminus")
@@ -258,7 +249,7 @@ LEVELS: tuple[tuple[Collection[str], Collection[str], Callable[..., MathValue]],
     (("=",), RELATIONS, _related),
     (UNIONS, UNIONS, _united),
     (RELATIONS, RELATIONS, _related),
-    ((":",), (":",), _ratio),
+    ((":",), (":",), lambda parts, _: Members("ratio", tuple(map(_value, parts)))),
 )
 
 
@@ -311,11 +302,8 @@ def _built(tokens: Sequence[Token]) -> Region | None:
 
 def _symbol(tokens: Sequence[Token]) -> str:
     """The one symbol that the tokens are, "" for anything else."""
-    try:
-        formula = read_formula(tokens)
-    except Unreadable:
-        return ""
-    return str(formula[1]) if formula[0] == "symbol" else ""
+    name = re.sub("[{} ]", "", text_of(tokens))
+    return name if re.fullmatch(r"(?:[a-zA-Z]|\\[a-zA-Z]+)(?:_\w+)?", name) else ""
 
 
 def _matrix(token: Token) -> MathValue | None:

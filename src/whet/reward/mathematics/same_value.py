@@ -7,7 +7,6 @@ shorter one is exact (0.33 is 33/100). It holds on both sides.
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -58,8 +57,11 @@ def same(gold: MathValue, answer: MathValue, rule: Comparison = EXACT) -> bool:
         return _same_region(gold, answer, rule)
     if isinstance(gold, Relation) and isinstance(answer, Relation):
         return _same_relation(gold, answer, rule)
-    if isinstance(gold, Members) and gold.kind.startswith("base") and isinstance(answer, Quantity) and not answer.unit:
-        return same(gold.members[0], answer)  # digits without a base are taken to be in the gold one's
+    if isinstance(gold, Members) and gold.kind.startswith("base"):
+        # digits without a base are taken to be in the gold one's
+        bare = answer if isinstance(answer, Quantity) and not answer.unit else None
+        digits = answer.members[0] if isinstance(answer, Members) and answer.kind == gold.kind else bare
+        return digits is not None and same(gold.members[0], digits)
     if isinstance(gold, Name) or isinstance(answer, Name):
         return _letters(gold) != "" and _letters(gold) == _letters(answer)
     if {"ratio", "clock", "Quantity"}.issuperset(kinds) and kinds not in (("clock", "clock"), ("Quantity", "clock")):
@@ -69,20 +71,16 @@ def same(gold: MathValue, answer: MathValue, rule: Comparison = EXACT) -> bool:
 
 def _unnamed(gold: MathValue, answer: MathValue) -> tuple[MathValue, MathValue]:
     """x = 3 against 3: what names the value is left out where only one side has it, and so are brackets around one."""
-    named = [value.named if isinstance(value, Relation) else None for value in (gold, answer)]
-    if isinstance(answer, Relation) and named[1] and named[0] in (None, named[1]):
-        return _unnamed(gold.sides[1] if isinstance(gold, Relation) else gold, answer.sides[1])
-    if isinstance(gold, Relation) and named[0] and named[1] is None:
-        return _unnamed(gold.sides[1], answer)
-    groups = [value if isinstance(value, Members) and value.is_unordered else None for value in (gold, answer)]
-    single = [group.members[0] if group and len(group.members) == 1 else None for group in groups]
-    is_many = [
-        isinstance(value, Region) or (group is not None and one is None)
-        for value, group, one in zip((gold, answer), groups, single, strict=True)
-    ]
-    if any(single) and not any(is_many):
-        return _unnamed(single[0] or gold, single[1] or answer)
-    return gold, answer
+    both = gold, answer
+    names = {value.named if isinstance(value, Relation) else "" for value in both}
+    are_relations = isinstance(gold, Relation) and isinstance(answer, Relation)
+    if names != {""} and not (are_relations and len(names) == 2):
+        return _unnamed(*(value.sides[1] if isinstance(value, Relation) else value for value in both))
+    groups = [value.members if isinstance(value, Members) and value.is_unordered else () for value in both]
+    is_many = any(isinstance(value, Region) for value in both) or max(map(len, groups)) > 1
+    if any(groups) and not is_many and not any(value == Members("set", ()) for value in both):
+        return _unnamed(*(members[0] if members else value for members, value in zip(groups, both, strict=True)))
+    return both
 
 
 def _same_quantity(gold: Quantity, answer: Quantity, rule: Comparison) -> bool:
@@ -205,30 +203,24 @@ def _same_region(gold: MathValue, answer: MathValue, rule: Comparison) -> bool:
 def _same_relation(gold: Relation, answer: Relation, rule: Comparison) -> bool:
     """Equal where both sides are, or where one is the other times a number: 2x + 4y = 3 is y = 3/4 - x/2."""
     turned = Relation(answer.sides[::-1], tuple(TURNED[sign] for sign in answer.signs[::-1]))
-    for other in (answer, turned):
-        if gold.signs != other.signs:
-            continue
-        if _in_order(gold.sides, other.sides, rule):
-            return True
-        with contextlib.suppress(Unreadable):
-            if len(gold.signs) == 1 and _proportional(*map(_difference, (gold, other)), gold.signs[0]):
-                return True
-    return False
+    alike = [other for other in (answer, turned) if other.signs == gold.signs]
+    return any(_in_order(gold.sides, other.sides, rule) for other in alike) or (
+        len(gold.signs) == 1 and any(_proportional(gold, other) for other in alike)
+    )
 
 
-def _difference(relation: Relation) -> Formula:
-    """left - right of left > right."""
-    left, right = map(formula_of, relation.sides)
-    return ("sum", left, ("negative", right))
-
-
-def _proportional(first: Formula, second: Formula, sign: str) -> bool:
-    """Whether one formula is a multiple of the other, and no negative one where the sign is < or its like."""
+def _proportional(gold: Relation, answer: Relation) -> bool:
+    """Whether left - right is a multiple of the gold one, and no negative one where the sign is < or its like."""
+    try:
+        sides = [[formula_of(side) for side in relation.sides] for relation in (gold, answer)]
+    except Unreadable:
+        return False
+    first, second = (("sum", left, ("negative", right)) for left, right in sides)
     if not symbols_of(first) or symbols_of(first) != symbols_of(second):
         return False
     share = next((values[0] / values[1] for _, values in _samples(first, second) if values[1]), 0)
     is_positive = not context().im(share) and context().re(share) > 0
-    may_turn = sign in ("=", r"\ne")
+    may_turn = gold.signs[0] in ("=", r"\ne")
     return bool(share) and (is_positive or may_turn) and _identical(first, ("product", ("number", share), second))
 
 
@@ -236,6 +228,8 @@ def _letters(value: MathValue) -> str:
     r"""A name, or what a formula of bare letters spells, for comparing \text{odd} with odd."""
     if isinstance(value, Name):
         return re.sub(r"[\s().,;:'\u2019-]+", " ", value.words).strip().casefold()
+    if isinstance(value, Members) and all(map(_letters, value.members)):
+        return " ".join(map(_letters, value.members))
     if isinstance(value, Quantity):
         formula = value.formula
         parts = formula[1:] if formula[0] == "product" else (formula,)
@@ -272,8 +266,8 @@ def _same_members(gold: MathValue, answer: MathValue, rule: Comparison) -> bool:
         # AB = 4, CD = 5 against 4, 5: which is which is told by the order alone
         bare = [[m.sides[1] if isinstance(m, Relation) else m for m in side] for side in sides]
         family = len({re.sub(r"[_{}0-9]", "", name) for name in named}) == 1  # x_1, x_2 are roots in any order
-        return _in_order(*bare, rule) or (family and _in_any_order(*bare, rule))
-    return _in_any_order(*sides, rule)
+        return _in_order(bare[0], bare[1], rule) or (family and _in_any_order(bare[0], bare[1], rule))
+    return _in_any_order(sides[0], sides[1], rule)
 
 
 def _in_order(gold: Sequence[MathValue], answer: Sequence[MathValue], rule: Comparison) -> bool:

@@ -94,7 +94,7 @@ UNITS: dict[str, tuple[str, Fraction]] = {
         for size, (short, long) in _PREFIXES.items()
     },
 }
-SHORTHAND = {"mph": "mile per hour", "kph": "kilometer per hour", "km/hr": "km/h"}
+SHORTHAND = {"mph": "mile/hour", "kph": "km/hour"}
 RAISED = re.compile(r"(square |sq\.? |cubic )?(.*?)(?:\s*\^\s*\{?([23])\}?)?", re.DOTALL)
 
 
@@ -167,7 +167,7 @@ def common_sizes(first: str, second: str) -> tuple[Fraction, Fraction] | None:
 
 def measure(unit: str) -> tuple[Dimension, Fraction] | None:
     """What a unit measures and its size; None for one that is not in `UNITS`."""
-    top, bar, bottom = unit.replace(" per ", "/").replace("per ", "/").partition("/")
+    top, bar, bottom = SHORTHAND.get(unit, unit).replace(" per ", "/").replace("per ", "/").partition("/")
     if bar:
         known = measure(top), measure(bottom)
         if known[0] is None or known[1] is None:
