@@ -72,9 +72,8 @@ class _Reader:
 
     def sum(self) -> Formula:
         terms = [self.signed(self.quotient)]
-        while sign := self.accept("+", "-"):
-            term = self.signed(self.quotient)
-            terms.append(("negative", term) if sign == "-" else term)
+        while self.next.text in ("+", "-"):
+            terms.append(self.signed(self.quotient))
         return _of_all("sum", terms)
 
     def signed(self, read: Callable[[], Formula]) -> Formula:
@@ -97,11 +96,9 @@ class _Reader:
             token, before = self.next, self.tokens[self.position - 1]
             if token.kind in ("number", "repeating") and before.closing not in (")", "}"):
                 raise Unreadable(f"the number {token.text} right after {text_of(self.tokens[: self.position])[-20:]!r}")
-            factor = self.power()
-            if len(factors) == 1 and token.text == r"\frac" and _is_whole(factors[0]) and _is_fraction(factor):
-                factors = [("sum", factors[0], factor)]  # 2\frac12
-            else:
-                factors.append(factor)
+            factors.append(self.power())
+            if len(factors) == 2 and token.text == r"\frac" and _is_mixed(*factors):
+                factors = [("sum", *factors)]
         return _of_all("product", factors)
 
     def begins_factor(self) -> bool:
@@ -242,12 +239,10 @@ def is_product(letters: str) -> bool:
     return len(letters) <= 4 and (letters.isupper() or all(0 < gap <= 3 for gap in gaps))
 
 
-def _is_whole(formula: Formula) -> bool:
-    return formula[0] == "number" and formula[1].denominator == 1
-
-
-def _is_fraction(formula: Formula) -> bool:
-    return formula[0] == "quotient" and all(map(_is_whole, formula[1:])) and formula[1][1] < formula[2][1]
+def _is_mixed(whole: Formula, fraction: Formula) -> bool:
+    r"""True for 2\frac12."""
+    parts = whole, *fraction[1:]
+    return all(part[0] == "number" and part[1].denominator == 1 for part in parts) and parts[1][1] < parts[2][1]
 
 
 def _repeating(text: str) -> Fraction:
