@@ -34,7 +34,8 @@ def context(digits: int = DIGITS) -> Any:
         import mpmath
 
         _contexts.mpmath = mpmath.mp.clone()
-    _contexts.mpmath.dps = digits
+    if _contexts.mpmath.dps != digits:  # setting it takes long
+        _contexts.mpmath.dps = digits
     return _contexts.mpmath
 
 

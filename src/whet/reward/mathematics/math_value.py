@@ -6,7 +6,9 @@ Sets of real numbers: intervals, inequalities, and what unions, intersections an
 from __future__ import annotations
 
 import bisect
+import functools
 import itertools
+import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -99,11 +101,15 @@ class Region(MathValue):
     is_relation: bool = False  # written as inequalities, without set brackets
     variable: str = ""
 
+    @functools.cached_property
+    def places(self) -> list[Any]:
+        """The positions of the ends."""
+        return list(map(position, self.ends))
+
     def holds(self, place: Any) -> bool:
         """True where the number at this `position` belongs to the set."""
-        places = list(map(position, self.ends))
-        below = bisect.bisect_left(places, place)
-        return self.inside[2 * below + (places[below : below + 1] == [place])]
+        below = bisect.bisect_left(self.places, place)
+        return self.inside[2 * below + (self.places[below : below + 1] == [place])]
 
 
 def number(value: int | Fraction) -> Quantity:
@@ -156,7 +162,7 @@ def position(end: MathValue) -> Any:
 def region_where(holds: Callable[[Any], bool], ends: Iterable[MathValue]) -> Region:
     """The set of the numbers whose positions hold; at no place but these ends may it begin or end."""
     place_of = {position(end): end for end in ends}
-    places = sorted(place for place in place_of if not context().isinf(place))
+    places = sorted(place for place in place_of if abs(place) < math.inf)
     probes = [places[0] - 1 - abs(places[0]) if places else 0]
     for place, following in itertools.zip_longest(places, places[1:]):
         probes += [place, place + 1 + abs(place) if following is None else (place + following) / 2]
@@ -181,8 +187,8 @@ def half(end: MathValue, sign: str, slope: Fraction = ONE, start: Fraction = ZER
         raise Unreadable("a set that holds infinity")
     if slope != 1 or start:
         end = Quantity(("quotient", ("sum", formula_of(end), ("number", -start)), ("number", slope)))
-    holds = HOLDS[sign if slope > 0 else TURNED[sign]]
-    return region_where(lambda place: holds(place, position(end)), [end])
+    holds, bound = HOLDS[sign if slope > 0 else TURNED[sign]], position(end)
+    return region_where(lambda place: holds(place, bound), [end])
 
 
 def region_of(value: MathValue) -> Region:
@@ -192,10 +198,12 @@ def region_of(value: MathValue) -> Region:
     if isinstance(value, Members) and len(value.members) == 2 and value.kind[:1] in ("(", "["):
         low, high = value.members
         closed = value.kind[0] == "[", value.kind[1] == "]"
-        if all(map(is_constant, value.members)):
-            return joined((half(low, r"\ge" if closed[0] else ">"), half(high, r"\le" if closed[1] else "<")), all)
         if any(is_closed and infinite(end) for is_closed, end in zip(closed, value.members, strict=True)):
             raise Unreadable("a set that holds infinity")
+        if all(map(is_constant, value.members)):
+            first, last = map(position, value.members)
+            above, below = HOLDS[r"\ge" if closed[0] else ">"], HOLDS[r"\le" if closed[1] else "<"]
+            return region_where(lambda place: above(place, first) and below(place, last), value.members)
         # the order of symbols is as written
         inside = (False, closed[0], True, closed[1], False)[2 * abs(infinite(low)) : 5 - 2 * abs(infinite(high))]
         return Region(tuple(end for end in value.members if not infinite(end)), inside)

@@ -64,8 +64,8 @@ def plain_quantity(text: str) -> Quantity | None:
     if len(text) > LONGEST:
         return None
     plain = plain_text(text)
-    match = SHAPE.fullmatch(plain) or SHAPE.fullmatch(digits_for_words(plain))
-    if match is None:
+    match = SHAPE.fullmatch(plain) or (plain[:1].isalpha() and SHAPE.fullmatch(digits_for_words(plain)))
+    if not match:
         return None
     value = _value(match)
     unit = _unit(match)
@@ -78,7 +78,7 @@ def plain_quantity(text: str) -> Quantity | None:
 def plain_text(text: str) -> str:
     """LaTeX's ways to write a plain number undone in what `spelled` returned, and separators of thousands taken out."""
     text = " ".join(re.sub("[\x01\x02]", " ", text.replace(r"^\circ", " degrees ")).split())
-    text = SIGN_BEHIND.sub(r"\2\1", text)
+    text = SIGN_BEHIND.sub(r"\2\1", text) if text[:1] in "$€£¥" else text
     text = SEPARATED.sub(_unseparated, SPACED_NUMBER.sub(lambda match: match[0].replace(" ", ""), text))
     return SIMPLE_FRACTION.sub(lambda match: f" {match[1] or match[2]}/{match[3] or match[4]}", text).strip()
 
@@ -91,17 +91,20 @@ def _unseparated(match: re.Match[str]) -> str:
 
 
 def _value(match: re.Match[str]) -> Fraction | None:
-    # a thousand does not begin with 0: "0,111" has a decimal comma
-    mixed, whole, divisor = (
-        Fraction(re.sub("^0,(?=[0-9]+$)", "0.", match[name] or default).replace(",", ""))
-        for name, default in (("mixed", "0"), ("whole", ""), ("divisor", "1"))
-    )
+    divisor = _plain(match["divisor"] or "1")
     exponent = int(match["e"] or match["power"] or 0)
     if divisor == 0 or abs(exponent) > LARGEST_EXPONENT:
         return None
-    scales = sum(SCALES[word.removesuffix("s")] for word in match["scale"].lower().split())
-    value = (mixed + whole / divisor) * Fraction(10) ** (exponent + scales)
+    value = _plain(match["whole"]) / divisor + _plain(match["mixed"] or "0")
+    exponent += sum(SCALES[word.removesuffix("s")] for word in match["scale"].lower().split())
+    value = value * Fraction(10) ** exponent if exponent else value
     return -value if match["sign"].lower() in ("-", "negative", "minus") else value
+
+
+def _plain(digits: str) -> Fraction:
+    # a thousand does not begin with 0: "0,111" has a decimal comma
+    digits = re.sub("^0,(?=[0-9]+$)", "0.", digits).replace(",", "") if "," in digits else digits
+    return Fraction(int(digits)) if digits.isdecimal() else Fraction(digits)
 
 
 def _step(match: re.Match[str]) -> Fraction:

@@ -49,10 +49,11 @@ EXACT = Comparison()
 
 def same(gold: MathValue, answer: MathValue, rule: Comparison = EXACT) -> bool:
     """Whether the answer's value is the gold one. `Unreadable` where it cannot be computed."""
-    both = gold, answer = _unnamed(gold, answer)
-    kinds = tuple(value.kind if isinstance(value, Members) else type(value).__name__ for value in both)
+    if not isinstance(gold, Quantity) or not isinstance(answer, Quantity):
+        gold, answer = _unnamed(gold, answer)
     if isinstance(gold, Quantity) and isinstance(answer, Quantity):
         return _same_quantity(gold, answer, rule)
+    kinds = tuple(value.kind if isinstance(value, Members) else type(value).__name__ for value in (gold, answer))
     if "Region" in kinds:
         return _same_region(gold, answer, rule)
     if isinstance(gold, Relation) and isinstance(answer, Relation):

@@ -101,7 +101,7 @@ def spelled(text: str) -> str:
     """
     if "\x0c" in text:
         text = re.sub(r"\\?\x0crac", r"\\frac", text)  # what is left of \\frac in data that was unescaped twice
-    text = NAMED_SIGN.sub(lambda match: ALIASES.get(match[0], match[0]), re.sub("[~\u00a0]", " ", text))
+    text = NAMED_SIGN.sub(lambda match: ALIASES.get(match[0], match[0]), text.replace("~", " ").replace("\u00a0", " "))
     text = BRACED_COMMA.sub(",", THOUSANDS.sub("", DECIMAL_COMMA.sub(r"\1.", text)))
     if "\\" in text:
         if "matrix" not in text and "array" not in text:

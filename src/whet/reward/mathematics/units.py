@@ -153,6 +153,8 @@ def _changes(word: str) -> bool:
 
 def common_sizes(first: str, second: str) -> tuple[Fraction, Fraction] | None:
     """What to multiply each value with before comparing; None for units that measure different things."""
+    if not (first and second):
+        return Fraction(1), Fraction(1)
     known = measure(first), measure(second)
     if known[0] is not None and known[1] is not None and "a length" not in known[0][0] + known[1][0]:
         return (known[0][1], known[1][1]) if known[0][0] == known[1][0] else None
