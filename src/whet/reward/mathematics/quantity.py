@@ -32,7 +32,7 @@ WHOLE = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
 PLAIN = rf"{WHOLE}(?:\.[0-9]+)?|\.[0-9]+"
 SHAPE = re.compile(
     rf"(?P<sign>[+-]?|(?:negative|minus)\b)\s*(?P<currency>[$€£¥]?)\s*"
-    rf"(?:(?P<mixed>{WHOLE})\s+(?=[0-9]+\s*/\s*[0-9]+(?![.,0-9])))?"
+    rf"(?:(?P<mixed>{WHOLE})\s+(?=[0-9]+\s*/\s*[0-9]+(?![0-9]|[.,][0-9])))?"
     rf"(?P<whole>{PLAIN})(?:\.(?=\s|$))?(?:\s*/\s*(?P<divisor>{PLAIN})(?![a-z]))?"
     r"(?:e(?P<e>[+-]?[0-9]+)|\s*[x*]\s*10\s*\^\s*\{?(?P<power>[+-]?[0-9]+)\}?)?"
     r"(?P<percent>\s*(?:%|percent(?:age)?\b|per cent\b|pct\b))?"
