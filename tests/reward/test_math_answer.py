@@ -247,6 +247,9 @@ def test_latex_spaces_at_the_ends_of_an_answer_change_nothing() -> None:
 @for_every(
     [
         ("5", r"\boxed{5\,}"),
+        (r"\{2, 3\}", r"\boxed{2} and \boxed{3}"),
+        (r"\pi r", "\\boxed{\u03c0r}"),
+        (r"x \le y", "\\boxed{x\u2264y}"),
         ("1/2", r"\boxed{\;\dfrac12\;}"),
         ("131", "Total: **131**"),
         ("5", r"\boxed{\text{The answer is }5}"),
