@@ -70,6 +70,7 @@ EQUAL = [
     (r"\text{5 \text{ km}}", "5000 m"),
     (r"12,\!345", r"12,\!345_{10}"),
     (r"|x-2| < 3", "(-1, 5)"),
+    ("1, 2, and 3", r"3, 2 \text{ and } 1"),
     (r"|2x+1| \ge 5", r"(-\infty,-3] \cup [2,\infty)"),
     (r"3 - x \le \sqrt2", r"[3-\sqrt2, \infty)"),
     (r"\{x \in \mathbb{R} \mid x > 3, x \le 7\}", "(3, 7]"),

@@ -95,7 +95,7 @@ def _value(tokens: Sequence[Token]) -> MathValue:
         tokens = tokens[1:]
     if not tokens:
         raise Unreadable("nothing")
-    written = {token.sign for token in tokens}
+    written = {token.text for token in tokens if token.kind != "text"}
     for sign, cuts, build in LEVELS:
         if not written.isdisjoint(sign):
             return build(*_split(tokens, cuts))
