@@ -27,6 +27,10 @@ def prompt(answer: Any) -> Prompt:
         (r"5\text{ km}", 5, "km"),
         ("1 1/2", Fraction(3, 2), ""),
         (r"1\frac12", Fraction(3, 2), ""),
+        ("3 1/2.", Fraction(7, 2), ""),
+        (r"\$-\frac12", Fraction(-1, 2), "$"),
+        ("zero", 0, ""),
+        ("two million and five", 2000005, ""),
         (r"-\frac{3}{4}", Fraction(-3, 4), ""),
         ("$1,234.50", Fraction(2469, 2), "$"),
         (r"\$32,\!348", 32348, "$"),
@@ -75,6 +79,7 @@ def test_quantities_people_write(text: str, value: Any, unit: str) -> None:
             "--5",
         ],
         *["5 M", "5 docenas", "5 mil", "7 8"],
+        *["1,2 1/2", "1 1/2/3", "3 1/2.5", "-$-5", "thousand million", "twenty zero", "one and"],
         *["10 negative", "10 below zero", "5 two", "five two", "5 (x)", "$5 or $7", "10 twenty", "5 loss"],
         *["10^3", "7 minus x", "3 sin x", "1.5 1/2", "1e99999", "7" * 200, "2 + 3", "x = 5", "\uff17"],
     ]
@@ -242,6 +247,9 @@ def test_latex_spaces_at_the_ends_of_an_answer_change_nothing() -> None:
 @for_every(
     [
         ("5", r"\boxed{5\,}"),
+        (r"\{2, 3\}", r"\boxed{2} and \boxed{3}"),
+        (r"\pi r", "\\boxed{\u03c0r}"),
+        (r"x \le y", "\\boxed{x\u2264y}"),
         ("1/2", r"\boxed{\;\dfrac12\;}"),
         ("131", "Total: **131**"),
         ("5", r"\boxed{\text{The answer is }5}"),

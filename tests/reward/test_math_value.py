@@ -9,7 +9,7 @@ import pytest
 from tests.support.for_every import for_every
 from whet.reward.mathematics.evaluate import TooLarge
 from whet.reward.mathematics.read_value import read_value
-from whet.reward.mathematics.same_value import same
+from whet.reward.mathematics.same_value import Comparison, same
 from whet.reward.mathematics.tokens import Unreadable
 
 EQUAL = [
@@ -69,6 +69,21 @@ EQUAL = [
     (r"\{1,2\}", r"\left(\{1,2\}\right)"),
     (r"\text{5 \text{ km}}", "5000 m"),
     (r"12,\!345", r"12,\!345_{10}"),
+    (r"|x-2| < 3", "(-1, 5)"),
+    ("1, 2, and 3", r"3, 2 \text{ and } 1"),
+    (r"|2x+1| \ge 5", r"(-\infty,-3] \cup [2,\infty)"),
+    (r"3 - x \le \sqrt2", r"[3-\sqrt2, \infty)"),
+    (r"\{x \in \mathbb{R} \mid x > 3, x \le 7\}", "(3, 7]"),
+    (r"x \in \mathbb{R}", r"(-\infty, \infty)"),
+    (r"(-\infty, a)", r"(-\infty, \frac{2a}{2})"),
+    (r"[1,2] \cap [3,4]", r"\emptyset"),
+    (r"\{1,2\} \cup (2,3)", r"\{1\} \cup [2,3)"),
+    ("x^2 + y^2 < 4", "2x^2 + 2y^2 < 8"),
+    ("p = 5, q = 2; p = 7, q = 3", "(7, 3); (5, 2)"),
+    ("-12_5", "-12"),
+    ("1A_{16}", "1a_{16}"),
+    ("two hundred and five thousand", "205000"),
+    (r"e^2", r"\exp 2"),
 ]
 
 DIFFERENT = [
@@ -105,12 +120,33 @@ DIFFERENT = [
     (r"\frac{3}{2}a", "3/2"),
     ("3:30", "4:40"),
     (r"\frac34, \frac12 \text{ million}", r"\frac34, \frac12"),
+    ("|x| + 1 < 3", "x < 2"),
+    ("x + x(x-1)(x-5)(x+5) < 2", "x < 2"),
+    ("|x-2| < 3", "(-1, 5]"),
+    (r"(-\infty, a)", r"(-\infty, a]"),
+    (r"(-\infty, a)", r"[-\infty, a)"),
+    (r"[1,2] \cup (2,3]", r"[1,2) \cup (2,3]"),
+    ("x^2 + y^2 < 4", "x^2 + y^2 > 4"),
+    ("-x^2 - y^2 < -4", "x^2 + y^2 < 4"),
+    ("p = 5, q = 2; p = 7, q = 3", "p = 5, q = 3; p = 7, q = 2"),
+    ("-12_5", "12"),
+    ("1A_{16}", "1B_{16}"),
+    ("12_5", "12 km"),
+    ("12", "12_5"),
+    (r"2 \cdot \frac12", r"2\frac12"),
 ]
 
 UNREAD = [
     *("10 negative", "cab", "no solution", "7 8", "t2", "2 + ", "(1, 2", "1,2)", r"\foo{3}", "5 apples x", "x !! y"),
     *("\uff17", r"\{x \mid x \in \mathbb{Z}\}", "1/0", "", "a word", r"5\text{ apples}3", "a = b < c", "9_2"),
-    r"2\pi million",
+    *(
+        r"2\pi million",
+        "twenty zero",
+        "five two",
+        "thousand million",
+        r"x^2^\circ",
+        r"x \in [1, \infty]",
+    ),
 ]
 
 TOO_LARGE = [r"9^{9^{9}}", "99999999!", "((3000!))^{1000}", r"\binom{10^{9}}{5}", "10^{10^{10}}", "2^{-10^{9}}"]
@@ -148,6 +184,10 @@ def test_numbers_that_nobody_can_compute(text: str) -> None:
 
 def test_brackets_beside_each_other_are_not_nested() -> None:
     assert same(read_value("+".join(["(x+1)"] * 100)), read_value("100x+100"))
+
+
+def test_digits_in_another_base_have_no_tolerance() -> None:
+    assert not same(read_value("1112112_3"), read_value("1112122_3"), Comparison(tolerance=0.01))
 
 
 def test_every_comparison_ends_soon() -> None:

@@ -29,6 +29,7 @@ def score(question: str, gold: str, completion: str) -> float | None:
         ("Ann has 14 boxes of 6 and loses 17. How many are left?", "67", r"\boxed{n = 14 \cdot 6 - 17}"),
         ("How many?", "67", r"\boxed{\frac{2(84 - 17)}{2}}"),
         ("How many?", "67", r"\boxed{14*6-17+x-x}"),
+        ("How many?", "3/2", r"\boxed{2 \cdot \frac34}"),
         ("If $g(-15)=0$ and $g(0)=3$, what is it?", "0", r"\boxed{g(0)}"),
     ]
 )

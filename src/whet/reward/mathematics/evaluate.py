@@ -15,7 +15,7 @@ from fractions import Fraction
 from typing import Any
 
 from whet.reward.mathematics.formula import Formula, walk
-from whet.reward.mathematics.tokens import FUNCTIONS, Unreadable
+from whet.reward.mathematics.tokens import Unreadable
 
 LARGEST_BITS = 60_000  # of an exact number, and of the exponent of any other
 LARGEST_FACTORIAL = 3000
@@ -34,7 +34,8 @@ def context(digits: int = DIGITS) -> Any:
         import mpmath
 
         _contexts.mpmath = mpmath.mp.clone()
-    _contexts.mpmath.dps = digits
+    if _contexts.mpmath.dps != digits:  # setting it takes long
+        _contexts.mpmath.dps = digits
     return _contexts.mpmath
 
 
@@ -49,9 +50,11 @@ def exact_value(formula: Formula) -> Fraction | None:
 
 def line_of(formula: Formula, symbol: str) -> tuple[Fraction, Fraction] | None:
     """(a, b) of a formula that is a x + b; None for any other."""
-    zero, one, five = (_value(formula, {symbol: Fraction(at)}, DIGITS) for at in (0, 1, 5))
-    is_exact = all(isinstance(value, Fraction) for value in (zero, one, five))
-    return (one - zero, zero) if is_exact and one != zero and five == zero + 5 * (one - zero) else None
+    places = [Fraction(at) for at in (0, 1, -5, 8)]
+    zero, one, *others = (_value(formula, {symbol: at}, DIGITS) for at in places)
+    is_exact = all(isinstance(value, Fraction) for value in (zero, one, *others))
+    is_line = is_exact and one != zero and others == [zero + at * (one - zero) for at in places[2:]]
+    return (one - zero, zero) if is_line else None
 
 
 def value_at(formula: Formula, point: Mapping[str, Any], digits: int = DIGITS) -> Any:
@@ -82,9 +85,9 @@ def _computed(formula: Formula, point: Mapping[str, Any], mp: Any) -> Any:
     if kind == "constant":
         return {"pi": mp.pi, "e": mp.e, "i": mp.j, "infinity": mp.inf}[formula[1]] * 1
     parts = [_computed(part, point, mp) for part in formula[1:]]
-    if not all(isinstance(part, Fraction) for part in parts):
+    if kind not in OPERATIONS or not all(isinstance(part, Fraction) for part in parts):
         parts = [mp.convert(part) for part in parts]
-    return _bounded(mp, OPERATIONS[kind](mp, *parts))
+    return _bounded(mp, OPERATIONS[kind](mp, *parts) if kind in OPERATIONS else getattr(mp, kind)(*parts))
 
 
 def _bounded(mp: Any, value: Any) -> Any:
@@ -123,10 +126,6 @@ def _root(mp: Any, value: Any, index: Any) -> Any:
     return mp.sqrt(value) if index == 2 else mp.power(value, 1 / index)
 
 
-def _rounded(mp: Any, value: Any, name: str) -> Any:
-    return Fraction(getattr(math, name)(value)) if isinstance(value, Fraction) else getattr(mp, name)(value)
-
-
 def _counted(mp: Any, *parts: Any, name: str, count: Callable[..., int]) -> Any:
     if any(abs(part) > LARGEST_FACTORIAL for part in parts):
         raise TooLarge("a factorial or binomial of a number this large")
@@ -135,12 +134,7 @@ def _counted(mp: Any, *parts: Any, name: str, count: Callable[..., int]) -> Any:
     return getattr(mp, name)(*parts)
 
 
-def _exponential(mp: Any, value: Any) -> Any:
-    if abs(value) > LARGEST_BITS:
-        raise TooLarge("a power this large")
-    return mp.exp(value)
-
-
+# all others are mpmath's own functions
 OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "sum": _one_by_one(operator.add),
     "product": _one_by_one(operator.mul),
@@ -148,27 +142,15 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "quotient": lambda mp, top, bottom: top / bottom,
     "abs": lambda mp, value: abs(value),
     "power": _power,
-    "floor": functools.partial(_rounded, name="floor"),
-    "ceiling": functools.partial(_rounded, name="ceil"),
+    "floor": lambda mp, value: Fraction(math.floor(value)) if isinstance(value, Fraction) else mp.floor(value),
+    "ceiling": lambda mp, value: Fraction(math.ceil(value)) if isinstance(value, Fraction) else mp.ceil(value),
     "factorial": functools.partial(_counted, name="factorial", count=math.factorial),
     "binomial": functools.partial(_counted, name="binomial", count=math.comb),
     "root": _root,
     "degrees": lambda mp, value: value * mp.pi / 180,
-    "exp": _exponential,
-    "ln": lambda mp, value: mp.log(value),
-    "lg": lambda mp, value: mp.log(value, 10),
-    # \\log without a base is ambiguous in the field; both sides are read alike
-    "log": lambda mp, value, base=None: mp.log(value) if base is None else mp.log(value) / mp.log(base),
-    **{
-        name: functools.partial(lambda mp, value, name: getattr(mp, name)(value), name=name)
-        for name in FUNCTIONS.values()
-        if name not in ("exp", "ln", "lg", "log")
-    },
 }
 # these keep to fractions where they can
-RATIONAL = frozenset(
-    ("number", "sum", "product", "negative", "quotient", "abs", "power", "floor", "ceiling", "factorial", "binomial")
-)
+RATIONAL = frozenset(("number", *OPERATIONS)) - {"root", "degrees"}
 
 
 def point_for(symbols: frozenset[str], turn: int, stepped: bool = False) -> dict[str, Any]:

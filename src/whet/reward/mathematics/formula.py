@@ -72,9 +72,8 @@ class _Reader:
 
     def sum(self) -> Formula:
         terms = [self.signed(self.quotient)]
-        while sign := self.accept("+", "-"):
-            term = self.signed(self.quotient)
-            terms.append(("negative", term) if sign == "-" else term)
+        while self.next.text in ("+", "-"):
+            terms.append(self.signed(self.quotient))
         return _of_all("sum", terms)
 
     def signed(self, read: Callable[[], Formula]) -> Formula:
@@ -97,11 +96,9 @@ class _Reader:
             token, before = self.next, self.tokens[self.position - 1]
             if token.kind in ("number", "repeating") and before.closing not in (")", "}"):
                 raise Unreadable(f"the number {token.text} right after {text_of(self.tokens[: self.position])[-20:]!r}")
-            factor = self.power()
-            if len(factors) == 1 and token.text == r"\frac" and _is_whole(factors[0]) and _is_fraction(factor):
-                factors = [("sum", factors[0], factor)]  # 2\frac12
-            else:
-                factors.append(factor)
+            factors.append(self.power())
+            if len(factors) == 2 and token.text == r"\frac" and _is_mixed(*factors):
+                factors = [("sum", *factors)]
         return _of_all("product", factors)
 
     def begins_factor(self) -> bool:
@@ -111,7 +108,11 @@ class _Reader:
         return token.kind in ("number", "repeating", "word") or token.text in FACTORS or token.text[1:] in FUNCTIONS
 
     def power(self) -> Formula:
-        base = self.postfix()
+        base = self.atom()
+        if self.accept("!"):
+            base = ("factorial", base)
+        if self.accept("%"):
+            base = ("quotient", base, ("number", Fraction(100)))
         if not self.accept("^"):
             return base
         if self.accept(r"\circ"):
@@ -122,19 +123,10 @@ class _Reader:
         return formula
 
     def exponent(self) -> Formula:
-        return self.group() if self.next.text == "{" else self.signed(self.tower)
-
-    def tower(self) -> Formula:
-        base = self.postfix()
-        return ("power", base, self.exponent()) if self.accept("^") else base
-
-    def postfix(self) -> Formula:
-        formula = self.atom()
-        if self.accept("!"):
-            formula = ("factorial", formula)
-        if self.next.text == "!":
-            raise Unreadable("a factorial of a factorial")
-        return ("quotient", formula, ("number", Fraction(100))) if self.accept("%") else formula
+        exponent = self.group() if self.next.text == "{" else self.signed(self.power)
+        if exponent[0] == "degrees":
+            raise Unreadable("degrees in an exponent", is_command=True)
+        return exponent
 
     def group(self) -> Formula:
         token = self.take()
@@ -196,29 +188,23 @@ class _Reader:
 
     def argument(self) -> Formula:
         r"""{...}, or what TeX takes without braces: \frac12, \sqrt2, \frac\pi3. sqrt(3) is plain text's."""
-        return self.group() if self.next.text in ("{", "(") else self.postfix()
+        return self.group() if self.next.text in ("{", "(") else self.atom()
 
     def function(self, name: str) -> Formula:
-        base: Formula | None = None
+        base: list[Formula] = []
         exponent: Formula | None = None
-        while sign := self.accept("^", "_"):
+        while (sign := self.next.text) == "^" or (sign == "_" and name == "log"):
+            self.take()
             if sign == "^":
                 exponent = self.exponent()
-            elif name == "log":
-                base = self.argument()
             else:
-                raise Unreadable(f"the subscript of {name}")
+                base = [self.argument()]
         if exponent == ("negative", ("number", Fraction(1))) and name in INVERSES:
             name, exponent = INVERSES[name], None
-        if self.next.text not in ("(", "[", "{", "|"):
-            inside = self.plain_factors()
-        else:
-            inside = self.atom()
-            if self.next.text == "^" and exponent is not None:
-                raise Unreadable(f"two exponents of {name}")
-            if self.accept("^"):  # \sin(x)^2
-                exponent = self.exponent()
-        formula: Formula = ("log", inside, base) if base is not None else (name, inside)
+        inside = self.atom() if self.next.text in ("(", "[", "{", "|") else self.plain_factors()
+        if exponent is None and self.accept("^"):  # \sin(x)^2
+            exponent = self.exponent()
+        formula: Formula = ("power", ("constant", "e"), inside) if name == "exp" else (name, inside, *base)
         return formula if exponent is None else ("power", formula, exponent)
 
     def plain_factors(self) -> Formula:
@@ -228,11 +214,9 @@ class _Reader:
             if self.next.kind == "number":
                 raise Unreadable(f"the number {self.next.text} in the middle of an argument")
             factors.append(self.power())
-        after = self.tokens[self.position : self.position + 2]
-        if len(after) == 2 and after[0].text == "/" and after[1].kind == "number":  # \sin \pi/3
-            self.take()
-            return ("quotient", _of_all("product", factors), self.power())
-        return _of_all("product", factors)
+        formula = _of_all("product", factors)
+        is_divided = [token.kind for token in self.tokens[self.position : self.position + 2]] == ["/", "number"]
+        return ("quotient", formula, self.power()) if is_divided and self.take() else formula  # \sin \pi/3
 
 
 def _of_all(operation: str, parts: Sequence[Formula]) -> Formula:
@@ -255,12 +239,10 @@ def is_product(letters: str) -> bool:
     return len(letters) <= 4 and (letters.isupper() or all(0 < gap <= 3 for gap in gaps))
 
 
-def _is_whole(formula: Formula) -> bool:
-    return formula[0] == "number" and formula[1].denominator == 1
-
-
-def _is_fraction(formula: Formula) -> bool:
-    return formula[0] == "quotient" and all(map(_is_whole, formula[1:])) and formula[1][1] < formula[2][1]
+def _is_mixed(whole: Formula, fraction: Formula) -> bool:
+    r"""True for 2\frac12."""
+    parts = whole, *fraction[1:]
+    return all(part[0] == "number" and part[1].denominator == 1 for part in parts) and parts[1][1] < parts[2][1]
 
 
 def _repeating(text: str) -> Fraction:

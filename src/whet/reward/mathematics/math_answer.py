@@ -10,9 +10,9 @@ from __future__ import annotations
 import functools
 import importlib.util
 import re
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 from whet.data.gold import boxed
 from whet.reward.answer import explicit_answers, final_answer, final_part, gold_text, said_after_marks, tagged
@@ -24,7 +24,7 @@ from whet.reward.mathematics.same_value import Comparison, same
 from whet.reward.mathematics.tokens import Unreadable
 from whet.reward.mathematics.units import changes_value
 from whet.reward.mathematics.verdict import is_copied, leaves_work, verdict
-from whet.reward.mathematics.verifier import POOL, MathJob
+from whet.reward.mathematics.verifier import POOL, MathJob, MathResult
 from whet.threads import num_cores
 from whet.types import Prompt, WhetError
 
@@ -39,6 +39,8 @@ EMPHASIS = re.compile(r"(?<![\w)}])(?:\*\*|__)(?=\S)|(?<=\S)(?:\*\*|__)(?![\w({\
 CHOICE = re.compile(r"\(?[A-Za-z](?:\)|[.:]|$)")  # (B) x + 1, or B
 STATED = re.compile(r"\b(?:is|are|equals|was|be)\b|=")
 
+Outcome = TypeVar("Outcome")
+
 
 @dataclass(frozen=True)
 class GoldAnswer:
@@ -48,10 +50,9 @@ class GoldAnswer:
     value: MathValue | None = None
     unread: str = ""
 
-    @property
-    def is_foreign(self) -> bool:
-        """True where only math-verify may read it."""
-        return self.value is None and not self.unread
+
+# a judgement that may wait for math-verify: it yields its questions, and returns
+Asking = Generator[MathJob, MathResult, Outcome]
 
 
 def math_answer(
@@ -88,27 +89,15 @@ def math_answers(
     """`math_answer` of many samples; what needs math-verify is dealt out to its processes at once."""
     if not 0 <= tolerance < 1:
         raise WhetError(f"tolerance of reward 'math_answer' is {tolerance}; give a share of the gold value, 0 to 1")
-    golds = _golds([_written(prompt) for prompt in prompts])
-    cases = []
-    for prompt, gold, completion in zip(prompts, golds, completions, strict=True):
-        # "\\boxed{20} percent" speaks of percent as well as a question does
-        rule = Comparison(tolerance, relations_as_sets, f"{prompt.question()} {prompt.answer}")
-        cases.append(MathCase(gold, prompt.question(), rule))
-        if gold.unread:
-            unscorable(f"reward 'math_answer': {gold.unread}", prompt)
-        else:
-            cases[-1].find_answers(completion, judged)
-    unmarked = [case for case in cases if case.tail]
-    for case, result in zip(unmarked, POOL.run([MathJob("extract", (case.tail,)) for case in unmarked]), strict=True):
-        case.answers = [_stated_value(result.value)] if isinstance(result.value, str) else []
-        case.score = None if case.answers or result.is_lost else 0.0
-    for case in cases:
-        case.compare()
-    foreign = [case for case in cases if case.is_open]
-    jobs = [MathJob("compare", (case.gold.text, case.answers[0], relations_as_sets)) for case in foreign]
-    for case, result in zip(foreign, POOL.run(jobs), strict=True):
-        case.score = None if result.is_lost else float(result.value is True)
-    return [case.score for case in cases]
+    return _returned(
+        [
+            # "\\boxed{20} percent" speaks of percent as well as a question does
+            _score(
+                prompt, text, Comparison(tolerance, relations_as_sets, f"{prompt.question()} {prompt.answer}"), judged
+            )
+            for prompt, text in zip(prompts, completions, strict=True)
+        ]
+    )
 
 
 def unread_gold(prompts: Sequence[Prompt]) -> list[str | None]:
@@ -116,15 +105,7 @@ def unread_gold(prompts: Sequence[Prompt]) -> list[str | None]:
 
     `row_check` asks before the first step.
     """
-    return [gold.unread or None for gold in _golds([_written(prompt) for prompt in prompts])]
-
-
-def _written(prompt: Prompt) -> str:
-    """The gold answer as text; the members of a list side by side, as an answer would have them."""
-    text = gold_text(prompt, "math_answer")
-    if isinstance(prompt.answer, list | tuple | set | frozenset):
-        return ", ".join(map(str, prompt.answer))
-    return text
+    return [gold.unread or None for gold in _returned([_gold_of(prompt) for prompt in prompts])]
 
 
 def _check_library() -> None:
@@ -143,67 +124,88 @@ math_answer.together = math_answers  # type: ignore[attr-defined]
 math_answer.unscorable = unread_gold  # type: ignore[attr-defined]
 
 
-@dataclass
-class MathCase:
-    """One completion on its way to a score."""
+def _returned(cases: Sequence[Asking[Outcome]]) -> list[Outcome]:
+    """What each case returns; whatever all of them ask at a time is dealt out to the processes at once."""
+    outcomes: dict[int, Outcome] = {}
+    results: dict[int, Any] = dict.fromkeys(range(len(cases)))
+    while results:
+        jobs = {}
+        for number, result in results.items():
+            try:
+                jobs[number] = cases[number].send(result)
+            except StopIteration as end:
+                outcomes[number] = end.value
+        different = list(dict.fromkeys(jobs.values()))
+        result_of = dict(zip(different, POOL.run(different), strict=True))
+        results = {number: result_of[job] for number, job in jobs.items()}
+    return [outcomes[number] for number in range(len(cases))]
 
-    gold: GoldAnswer
-    question: str
-    rule: Comparison
-    answers: Sequence[str] = ()  # the different ones
-    tail: str = ""  # of a completion without a marked answer, where math-verify may find one
-    score: float | None = None
 
-    @property
-    def is_open(self) -> bool:
-        """True where there are answers to be compared."""
-        return self.score is None and bool(self.answers)
+def _score(prompt: Prompt, completion: str, rule: Comparison, judged: str) -> Asking[float | None]:
+    gold, question = (yield from _gold_of(prompt)), prompt.question()
+    if gold.unread:
+        unscorable(f"reward 'math_answer': {gold.unread}", prompt)
+        return None
 
-    def find_answers(self, completion: str, judged: str) -> None:
-        """Set `answers` or `tail`, or the score where it takes no comparison."""
-        text = final_part(completion)
-        answers = explicit_answers(completion)[-1 if judged == "last" else 0 :]
-        if _is_loose(text):
-            answers = [_stated_value(answer) for answer in answers]
-        answers += _contradictions(answers, completion) if judged == "all" else []
-        longest = max(LONGEST_ANSWER, 2 * len(self.gold.text))
-        if any(len(answer) > longest for answer in answers):
-            self.score = 0.0
-        elif answers and all(answer.split() == self.gold.text.split() for answer in answers):
-            self.score = 1.0
-        elif answers:
-            self.answers = list(dict.fromkeys(answers))
-        else:
-            # numbers of a question that is repeated are no answers; "5" is one to "Is it 3 or 5?"
-            asked = self.question.strip()
-            tail = EMPHASIS.sub("", text.replace(asked, " ") if len(asked) > 8 else text).strip()[-LONGEST_TAIL:]
-            is_short = 0 < len(tail) <= LONGEST_ANSWER
-            if is_short and self.verdict(tail) is True:
-                self.score = 1.0
-            elif not FINDABLE.search(tail) or (is_short and quantity(tail) is not None):
-                self.score = 0.0
-            else:
-                self.tail = tail
-
-    def compare(self) -> None:
-        """Set the score, unless math-verify has to be asked."""
-        if not self.is_open:
-            return
-        verdicts = [self.verdict(answer) for answer in self.answers]
-        if all(verdicts):
-            self.score = 1.0
-        elif len(self.answers) > 1:
-            self.score = float(self.verdict(", ".join(self.answers)) is True)
-        elif verdicts[0] is not None:
-            self.score = 0.0
-
-    def verdict(self, answer: str) -> bool | None:
+    def judge(answer: str) -> bool | None:
         """Whether the answer is the gold one; None where math-verify has to be asked."""
-        gold = self.gold
-        asked = self.question, gold.text
-        if is_copied(answer, *asked) or leaves_work(answer, *asked, gold.value):
+        if is_copied(answer, question, gold.text) or leaves_work(answer, question, gold.text, gold.value):
             return False
-        return None if gold.value is None else verdict(gold.text, answer, self.rule)
+        return None if gold.value is None else verdict(gold.text, answer, rule)
+
+    text = final_part(completion)
+    answers = explicit_answers(completion)[-1 if judged == "last" else 0 :]
+    if not (boxed(text) or tagged(text)):  # a whole sentence may stand behind words or ####
+        answers = [_stated_value(answer) for answer in answers]
+    elif answers and judged == "all":
+        later = said_after_marks(completion)
+        answers = answers + [said for said in later if all(_contradicts(said, answer) for answer in answers)]
+    if any(len(answer) > max(LONGEST_ANSWER, 2 * len(gold.text)) for answer in answers):
+        return 0.0
+    if answers and all(answer.split() == gold.text.split() for answer in answers):
+        return 1.0
+    if not answers:
+        # numbers of a question that is repeated are no answers; "5" is one to "Is it 3 or 5?"
+        asked = question.strip()
+        tail = EMPHASIS.sub("", text.replace(asked, " ") if len(asked) > 8 else text).strip()[-LONGEST_TAIL:]
+        is_short = 0 < len(tail) <= LONGEST_ANSWER
+        if is_short and judge(tail) is True:
+            return 1.0
+        if not FINDABLE.search(tail) or (is_short and quantity(tail) is not None):
+            return 0.0
+        result = yield MathJob("extract", (tail,))
+        if not isinstance(result.value, str):
+            return None if result.is_lost else 0.0
+        answers = [_stated_value(result.value)]
+    answers = list(dict.fromkeys(answers))
+    verdicts = [judge(answer) for answer in answers]
+    if all(verdicts):
+        return 1.0
+    if len(answers) > 1:
+        return float(judge(", ".join(answers)) is True)
+    if verdicts[0] is not None:
+        return 0.0
+    result = yield MathJob("compare", (gold.text, answers[0], rule.relations_as_sets))
+    return None if result.is_lost else float(result.value is True)
+
+
+_foreign: dict[str, GoldAnswer] = {}  # what math-verify said about golds that only it may read
+
+
+def _gold_of(prompt: Prompt) -> Asking[GoldAnswer]:
+    text = gold_text(prompt, "math_answer")
+    if isinstance(prompt.answer, list | tuple | set | frozenset):  # its members side by side, as an answer has them
+        text = ", ".join(map(str, prompt.answer))
+    gold = _gold(text)
+    gold = _foreign.get(gold.text, gold) if gold.value is None else gold
+    if gold.value is not None or gold.unread or gold.text in _foreign:
+        return gold
+    result = yield MathJob("read", (gold.text,))
+    if not result.is_lost:
+        why = "it took too long" if result.is_slow else "math-verify does not read it either"
+        unread = "" if result.value is True else f"the gold answer {gold.text[:80]!r} was not read in full: {why}"
+        gold = _foreign[gold.text] = GoldAnswer(gold.text, unread=unread)
+    return gold
 
 
 @functools.lru_cache(maxsize=65_536)
@@ -225,34 +227,11 @@ def _gold(text: str) -> GoldAnswer:
         return GoldAnswer(plain, unread=f"the gold answer {text[:80]!r} was not read in full: {what}")
 
 
-_foreign: dict[str, GoldAnswer] = {}  # what math-verify said about golds that only it may read
-
-
-def _golds(texts: Sequence[str]) -> list[GoldAnswer]:
-    golds = [_gold(text) for text in texts]
-    unknown = {gold.text: gold for gold in golds if gold.is_foreign and gold.text not in _foreign}
-    results = POOL.run([MathJob("read", (text,)) for text in unknown])
-    for (text, gold), result in zip(unknown.items(), results, strict=True):
-        why = "it took too long" if result.is_slow else "math-verify does not read it either"
-        unread = "" if result.value is True else f"the gold answer {text[:80]!r} was not read in full: {why}"
-        if not result.is_lost:
-            _foreign[text] = GoldAnswer(gold.text, unread=unread)
-    return [_foreign.get(gold.text, gold) if gold.is_foreign else gold for gold in golds]
-
-
-def _is_loose(text: str) -> bool:
-    """True where the answer is marked by words or ####, so that a whole sentence may stand there."""
-    return not (boxed(text) or tagged(text))
-
-
-def _contradictions(answers: Sequence[str], completion: str) -> list[str]:
-    """Values that are said to be the answer after the last box or tag, and that are none of the answers there."""
-    said = said_after_marks(completion) if answers else ()
-    return [text for text in said if all(_contradicts(text, answer) for answer in answers)]
-
-
 def _contradicts(later: str, answer: str) -> bool:
-    """True where both are values, and not the same; a sentence or the letter of a choice contradicts nothing."""
+    """True where what is said after the mark and the answer in it are values, and not the same.
+
+    A sentence or the letter of a choice contradicts nothing.
+    """
     plain = quantity(later)
     if len(plain.unit.split()) > 1 if plain is not None else WORD.search(COMMAND.sub("", later)) is not None:
         return False  # "3/4 of the total" may be said in passing

@@ -5,9 +5,12 @@ Sets of real numbers: intervals, inequalities, and what unions, intersections an
 
 from __future__ import annotations
 
+import bisect
 import functools
+import itertools
+import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
@@ -56,14 +59,6 @@ class Quantity(MathValue):
 
 
 @dataclass(frozen=True)
-class Based(MathValue):
-    """Digits in another base than ten."""
-
-    digits: str
-    base: int
-
-
-@dataclass(frozen=True)
 class Name(MathValue):
     """Words, such as a day of the week."""
 
@@ -73,8 +68,8 @@ class Name(MathValue):
 @dataclass(frozen=True)
 class Members(MathValue):
     r"""Several values. `kind` is "list" (no brackets, or plain braces: a list or a set, as the other side has it),
-    "set" (\{...\}), "ratio" (7:4), "clock" (7:40 p.m.), "matrix", "row", or the two brackets of a tuple or interval:
-    "()", "[)"."""
+    "set" (\{...\}), "ratio" (7:4), "clock" (7:40 p.m.), "matrix", "row", "base 5" (12_5), or the two brackets of a
+    tuple or interval: "()", "[)"."""
 
     kind: str
     members: tuple[MathValue, ...]
@@ -106,22 +101,15 @@ class Region(MathValue):
     is_relation: bool = False  # written as inequalities, without set brackets
     variable: str = ""
 
-    def complement(self) -> Region:
-        """All other real numbers."""
-        return replace(self, inside=tuple(not part for part in self.inside))
+    @functools.cached_property
+    def places(self) -> list[Any]:
+        """The positions of the ends."""
+        return list(map(position, self.ends))
 
-    def of_absolute(self) -> Region:
-        """The numbers whose absolute value lies in the region."""
-        positive = joined((self, half(number(0), r"\ge")), "and")
-        return joined((positive, positive.of_linear(Fraction(-1), Fraction(0))), "or")
-
-    def of_linear(self, slope: Fraction, start: Fraction) -> Region:
-        """The numbers x for which slope * x + start lies in the region."""
-        ends = [
-            Quantity(("quotient", ("sum", formula_of(end), ("number", -start)), ("number", slope))) for end in self.ends
-        ]
-        turn = 1 if slope > 0 else -1
-        return replace(self, ends=tuple(ends[::turn]), inside=self.inside[::turn])
+    def holds(self, place: Any) -> bool:
+        """True where the number at this `position` belongs to the set."""
+        below = bisect.bisect_left(self.places, place)
+        return self.inside[2 * below + (self.places[below : below + 1] == [place])]
 
 
 def number(value: int | Fraction) -> Quantity:
@@ -151,22 +139,56 @@ def infinite(value: MathValue) -> int:
 
 
 EVERYTHING = Region((), (True,))
-# which parts of the line stand in this relation to an end: below it, the end itself, above it
-PARTS = {
-    **{"<": (True, False, False), r"\le": (True, True, False), "=": (False, True, False)},
-    **{">": (False, False, True), r"\ge": (False, True, True), r"\ne": (True, False, True)},
+HOLDS: dict[str, Callable[[Any, Any], bool]] = {
+    **{"<": operator.lt, r"\le": operator.le, "=": operator.eq},
+    **{">": operator.gt, r"\ge": operator.ge, r"\ne": operator.ne},
 }
-SAME_PLACE = 1e-40
+TURNED = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le", "=": "=", r"\ne": r"\ne"}
+ZERO, ONE = Fraction(0), Fraction(1)
+SAME_PLACE = 45  # digits
 
 
-def half(end: MathValue, sign: str) -> Region:
-    """What stands in this relation to the end."""
-    far = infinite(end)
-    if far:
-        if PARTS[sign][1]:
-            raise Unreadable("a set that holds infinity")
-        return Region((), (PARTS[sign][0 if far > 0 else 2],))
-    return Region((end,), PARTS[sign])
+def position(end: MathValue) -> Any:
+    """The place of an end on the line of real numbers."""
+    formula = formula_of(end)
+    if symbols_of(formula):
+        raise Unreadable("a set whose ends have symbols")
+    place = value_at(formula, {})
+    if context().im(place):
+        raise Unreadable("a set whose ends are no real numbers")
+    return +context(SAME_PLACE).re(place)
+
+
+def region_where(holds: Callable[[Any], bool], ends: Iterable[MathValue]) -> Region:
+    """The set of the numbers whose positions hold; at no place but these ends may it begin or end."""
+    place_of = {position(end): end for end in ends}
+    places = sorted(place for place in place_of if abs(place) < math.inf)
+    probes = [places[0] - 1 - abs(places[0]) if places else 0]
+    for place, following in itertools.zip_longest(places, places[1:]):
+        probes += [place, place + 1 + abs(place) if following is None else (place + following) / 2]
+    inside = [bool(holds(probe)) for probe in probes]
+    changes = [at for at in range(len(places)) if len(set(inside[2 * at : 2 * at + 3])) > 1]
+    return Region(
+        tuple(place_of[places[at]] for at in changes),
+        (inside[0], *(part for at in changes for part in inside[2 * at + 1 : 2 * at + 3])),
+    )
+
+
+def joined(regions: Sequence[Region], how: Callable[[Iterable[bool]], bool]) -> Region:
+    """The union (`any`) or the intersection (`all`)."""
+    return region_where(
+        lambda place: how(region.holds(place) for region in regions), (end for region in regions for end in region.ends)
+    )
+
+
+def half(end: MathValue, sign: str, slope: Fraction = ONE, start: Fraction = ZERO) -> Region:
+    """The numbers x for which slope * x + start stands in this relation to the end."""
+    if infinite(end) and sign in (r"\le", r"\ge", "="):
+        raise Unreadable("a set that holds infinity")
+    if slope != 1 or start:
+        end = Quantity(("quotient", ("sum", formula_of(end), ("number", -start)), ("number", slope)))
+    holds, bound = HOLDS[sign if slope > 0 else TURNED[sign]], position(end)
+    return region_where(lambda place: holds(place, bound), [end])
 
 
 def region_of(value: MathValue) -> Region:
@@ -176,63 +198,15 @@ def region_of(value: MathValue) -> Region:
     if isinstance(value, Members) and len(value.members) == 2 and value.kind[:1] in ("(", "["):
         low, high = value.members
         closed = value.kind[0] == "[", value.kind[1] == "]"
-        if all(map(is_constant, value.members)) or any(map(infinite, value.members)):
-            return joined((half(low, r"\ge" if closed[0] else ">"), half(high, r"\le" if closed[1] else "<")), "and")
-        return Region((low, high), (False, closed[0], True, closed[1], False))  # the order of symbols is as written
+        if any(is_closed and infinite(end) for is_closed, end in zip(closed, value.members, strict=True)):
+            raise Unreadable("a set that holds infinity")
+        if all(map(is_constant, value.members)):
+            first, last = map(position, value.members)
+            above, below = HOLDS[r"\ge" if closed[0] else ">"], HOLDS[r"\le" if closed[1] else "<"]
+            return region_where(lambda place: above(place, first) and below(place, last), value.members)
+        # the order of symbols is as written
+        inside = (False, closed[0], True, closed[1], False)[2 * abs(infinite(low)) : 5 - 2 * abs(infinite(high))]
+        return Region(tuple(end for end in value.members if not infinite(end)), inside)
     if isinstance(value, Members) and value.kind == "set":
-        return joined([half(member, "=") for member in value.members], "or")
+        return joined([half(member, "=") for member in value.members], any)
     raise Unreadable("a union of what are no sets of numbers")
-
-
-def joined(regions: Sequence[Region], how: str) -> Region:
-    """The union of all ("or"), or their intersection ("and")."""
-    combine: Callable[[Any, Any], Any] = operator.or_ if how == "or" else operator.and_
-    whole = EVERYTHING if how == "and" else EVERYTHING.complement()
-    return functools.reduce(lambda first, second: _combined(first, second, combine), regions, whole)
-
-
-def _combined(first: Region, second: Region, combine: Callable[[Any, Any], Any]) -> Region:
-    ends = _merged(first.ends, second.ends) if first.ends and second.ends else (first.ends or second.ends)
-    parts = list(map(combine, _spread(first, ends), _spread(second, ends)))
-    # ends at which nothing changes are left out
-    changes = [at for at in range(len(ends)) if not parts[2 * at] == parts[2 * at + 1] == parts[2 * at + 2]]
-    inside = (parts[0], *(part for at in changes for part in parts[2 * at + 1 : 2 * at + 3]))
-    return replace(
-        first, ends=tuple(ends[at] for at in changes), inside=inside, variable=first.variable or second.variable
-    )
-
-
-def _merged(first: Sequence[MathValue], second: Sequence[MathValue]) -> tuple[MathValue, ...]:
-    ends: list[MathValue] = []
-    for end in sorted((*first, *second), key=_position):
-        if not ends or not _is_same_place(ends[-1], end):
-            ends.append(end)
-    return tuple(ends)
-
-
-def _spread(region: Region, ends: Sequence[MathValue]) -> list[bool]:
-    """Which parts of the line cut at these ends belong to the region; its own ends are among them."""
-    if region.ends == tuple(ends):
-        return list(region.inside)
-    inside, part = [region.inside[0]], 0
-    for end in ends:
-        at_own = part < len(region.ends) and _is_same_place(region.ends[part], end)
-        part += at_own
-        inside += [region.inside[2 * part - at_own], region.inside[2 * part]]
-    return inside
-
-
-def _position(end: MathValue) -> Any:
-    """The position of an end on the line of real numbers."""
-    formula = formula_of(end)
-    if symbols_of(formula):
-        raise Unreadable("a set whose ends have symbols")
-    position = value_at(formula, {})
-    if context().im(position):
-        raise Unreadable("a set whose ends are no real numbers")
-    return context().re(position)
-
-
-def _is_same_place(first: MathValue, second: MathValue) -> bool:
-    positions = _position(first), _position(second)
-    return bool(abs(positions[0] - positions[1]) <= max(map(abs, positions)) * SAME_PLACE)

@@ -16,7 +16,6 @@ from whet.reward.mathematics.tokens import spelled
 from whet.reward.mathematics.units import (
     NO_NOUNS,
     SCALES,
-    SHORTHAND,
     counted_unit,
     digits_for_words,
     is_noun_phrase,
@@ -29,17 +28,19 @@ LARGEST_EXPONENT = 400
 LEAST_DIGITS = 6  # decimals, and significant digits, from which on a decimal stands for what rounds to it
 MOST_DIGITS = 15  # significant ones; those beyond are a computer's noise
 
-PLAIN = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
+WHOLE = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
+PLAIN = rf"{WHOLE}(?:\.[0-9]+)?|\.[0-9]+"
 SHAPE = re.compile(
-    rf"(?P<sign>[+-]?|(?:negative|minus)\b)\s*(?P<currency>[$€£¥]?)\s*(?P<second_sign>[+-]?)"
-    rf"(?:(?P<whole>{PLAIN})(?:\.(?=\s|$))?(?:\s+(?P<top>[0-9]+)\s*/\s*(?P<bottom>[0-9]+))?"
-    rf"(?:\s*/\s*(?P<divisor>{PLAIN})(?![a-z]))?)"
+    rf"(?P<sign>[+-]?|(?:negative|minus)\b)\s*(?P<currency>[$€£¥]?)\s*"
+    rf"(?:(?P<mixed>{WHOLE})\s+(?=[0-9]+\s*/\s*[0-9]+(?![0-9]|[.,][0-9])))?"
+    rf"(?P<whole>{PLAIN})(?:\.(?=\s|$))?(?:\s*/\s*(?P<divisor>{PLAIN})(?![a-z]))?"
     r"(?:e(?P<e>[+-]?[0-9]+)|\s*[x*]\s*10\s*\^\s*\{?(?P<power>[+-]?[0-9]+)\}?)?"
     r"(?P<percent>\s*(?:%|percent(?:age)?\b|per cent\b|pct\b))?"
     r"(?P<scale>(?:\s*\b(?:hundred|thousand|million|billion|trillion)s?\b)*)"
     r"(?P<unit>.*)",
     re.IGNORECASE | re.DOTALL,
 )
+SIGN_BEHIND = re.compile(r"^([$€£¥])\s*([+-])")  # $-5
 SIMPLE_FRACTION = re.compile(r"\\frac\s*(?:\{\s*([0-9]+)\s*\}|([0-9]))\s*(?:\{\s*([0-9]+)\s*\}|([0-9]))")
 
 SPACED_NUMBER = re.compile(r"(?<![\w.,/ ^])[1-9][0-9]{0,2}(?: [0-9]{3})+(?![0-9/ ])")  # 1 000 000
@@ -63,8 +64,8 @@ def plain_quantity(text: str) -> Quantity | None:
     if len(text) > LONGEST:
         return None
     plain = plain_text(text)
-    match = SHAPE.fullmatch(plain) or SHAPE.fullmatch(digits_for_words(plain))
-    if match is None:
+    match = SHAPE.fullmatch(plain) or (plain[:1].isalpha() and SHAPE.fullmatch(digits_for_words(plain)))
+    if not match:
         return None
     value = _value(match)
     unit = _unit(match)
@@ -77,6 +78,7 @@ def plain_quantity(text: str) -> Quantity | None:
 def plain_text(text: str) -> str:
     """LaTeX's ways to write a plain number undone in what `spelled` returned, and separators of thousands taken out."""
     text = " ".join(re.sub("[\x01\x02]", " ", text.replace(r"^\circ", " degrees ")).split())
+    text = SIGN_BEHIND.sub(r"\2\1", text) if text[:1] in "$€£¥" else text
     text = SEPARATED.sub(_unseparated, SPACED_NUMBER.sub(lambda match: match[0].replace(" ", ""), text))
     return SIMPLE_FRACTION.sub(lambda match: f" {match[1] or match[2]}/{match[3] or match[4]}", text).strip()
 
@@ -89,38 +91,29 @@ def _unseparated(match: re.Match[str]) -> str:
 
 
 def _value(match: re.Match[str]) -> Fraction | None:
-    if match["sign"] and match["second_sign"]:
-        return None
-    # a thousand does not begin with 0: "0,111" has a decimal comma
-    is_decimal_comma = match["whole"].startswith("0,") and match["whole"].count(",") == 1 and "." not in match["whole"]
-    value = Fraction(match["whole"].replace(",", "." if is_decimal_comma else ""))
-    if match["top"] is not None:
-        # "3.5 1/2" and "1 1/2/3" are no mixed numbers
-        if "." in match["whole"] or match["divisor"] is not None or int(match["bottom"]) == 0:
-            return None
-        value += Fraction(int(match["top"]), int(match["bottom"]))
-    if match["divisor"] is not None:
-        divisor = Fraction(match["divisor"].replace(",", ""))
-        if divisor == 0:
-            return None
-        value /= divisor
+    divisor = _plain(match["divisor"] or "1")
     exponent = int(match["e"] or match["power"] or 0)
-    if abs(exponent) > LARGEST_EXPONENT:
+    if divisor == 0 or abs(exponent) > LARGEST_EXPONENT:
         return None
-    scales = sum(SCALES[word.removesuffix("s")] for word in match["scale"].lower().split())
-    value *= Fraction(10) ** (exponent + scales)
-    is_negative = match["sign"].lower() in ("-", "negative", "minus") or match["second_sign"] == "-"
-    return -value if is_negative else value
+    value = _plain(match["whole"]) / divisor + _plain(match["mixed"] or "0")
+    exponent += sum(SCALES[word.removesuffix("s")] for word in match["scale"].lower().split())
+    value = value * Fraction(10) ** exponent if exponent else value
+    return -value if match["sign"].lower() in ("-", "negative", "minus") else value
+
+
+def _plain(digits: str) -> Fraction:
+    # a thousand does not begin with 0: "0,111" has a decimal comma
+    digits = re.sub("^0,(?=[0-9]+$)", "0.", digits).replace(",", "") if "," in digits else digits
+    return Fraction(int(digits)) if digits.isdecimal() else Fraction(digits)
 
 
 def _step(match: re.Match[str]) -> Fraction:
     """One unit of the last digit of a decimal that is long enough to stand for what rounds to it; 0 for others."""
-    if "." not in match["whole"] or match["divisor"] is not None or match["scale"]:
-        return Fraction(0)
     digits = match["whole"].replace(",", "")
     decimals = len(digits.partition(".")[2]) - int(match["e"] or match["power"] or 0)
     significant = len(digits.replace(".", "").lstrip("0"))
-    if decimals < LEAST_DIGITS or significant < LEAST_DIGITS:
+    is_short = decimals < LEAST_DIGITS or significant < LEAST_DIGITS or "." not in digits
+    if is_short or match["divisor"] is not None or match["scale"]:
         return Fraction(0)
     return Fraction(10) ** (max(significant - MOST_DIGITS, 0) - decimals)
 
@@ -128,13 +121,10 @@ def _step(match: re.Match[str]) -> Fraction:
 def _unit(match: re.Match[str]) -> str | None:
     """The unit in lower case, "" for none; None when what follows the number is no unit."""
     after = match["unit"].strip().removesuffix(".").strip().lower()
-    after = SHORTHAND.get(after, after)
     if re.fullmatch(r"\([^()]*\)", after):  # "5 (x)" is a product, "5 (power drills)" is not
         words = re.findall(r"[^\s.-]+", after[1:-1])
-        short = {word for word in words if len(word) < 3}
-        is_noun = len(short) < len(words) and not short & NO_NOUNS
-        fine = is_noun and is_noun_phrase(["the" if word in short else word for word in words], NO_NOUNS)
-        return after[1:-1].strip() if fine else None
+        is_noun = is_noun_phrase(["the" if len(word) < 3 else word for word in words], NO_NOUNS)
+        return after[1:-1].strip() if is_noun and NO_NOUNS.isdisjoint(words) else None
     if match["currency"]:
         if not after or measure(after) == measure(match["currency"]):  # "$5 dollars" is one unit said twice
             return match["currency"]

@@ -12,7 +12,7 @@ from whet.reward.mathematics.evaluate import exact_value, line_of
 from whet.reward.mathematics.formula import read_formula, symbols_of
 from whet.reward.mathematics.math_value import (
     EVERYTHING,
-    Based,
+    TURNED,
     MathValue,
     Members,
     Name,
@@ -26,7 +26,7 @@ from whet.reward.mathematics.math_value import (
     region_of,
 )
 from whet.reward.mathematics.quantity import plain_quantity, plain_text
-from whet.reward.mathematics.same_value import MOST_MEMBERS, TURNED, same
+from whet.reward.mathematics.same_value import MOST_MEMBERS, same
 from whet.reward.mathematics.tokens import LONGEST, Token, Unreadable, spelled, text_of, tokens_of
 from whet.reward.mathematics.units import NUMBER_WORDS, counted_unit, is_unit
 
@@ -38,7 +38,7 @@ ANNOUNCED = re.compile(
 )
 NAME = re.compile(r"\(?[^\W\d_][\w\s,.'\u2019()-]*")
 CLOCK = re.compile(r"([0-9]{1,2})(?::([0-9]{2})(?::([0-9]{2}))?)?(?:\s*([ap])\.?\s*m\.?)?", re.IGNORECASE)
-IN_BASE = re.compile(r"([+-]?)\s*([0-9A-Za-z]*\.?[0-9A-Za-z]+)\s*_\s*(?:\{\s*([0-9]{1,2}|[a-z]+)\s*\}|([0-9]))")
+IN_BASE = re.compile(r"([+-]?)\s*([0-9A-Za-z]*\.?[0-9A-Za-z]+)\s*_\s*(?:\{\s*([a-z]+)\s*\}|\{?\s*([0-9]{1,2})\s*\}?)")
 REALS = (r"\mathbb{R}", r"\mathbbR", r"\R", r"\Reals", "R")
 
 
@@ -70,54 +70,43 @@ def _time_of_day(text: str) -> Members | None:
     return Members("clock", (*map(number, before), Quantity(("number", Fraction(last)), unit=half_of_day)))
 
 
-def _in_base(text: str) -> Based | None:
+def _in_base(text: str) -> MathValue | None:
     """A number in another base, 1021_3; None for a letter with a subscript."""
     match = IN_BASE.fullmatch(text)
     if match is None or not (re.search("[0-9]", match[2]) or match[2].isupper()):
         return None
-    named = match[3] or match[4]
-    base = int(named) if named.isdigit() else NUMBER_WORDS.get(named, 0)
-    digits = match[2].upper()
+    base = int(match[4]) if match[4] else NUMBER_WORDS.get(match[3], 0)
     try:
-        int(digits.replace(".", "", 1), base)
+        int(match[2].replace(".", "", 1), base)
     except ValueError:
         if match[2][0].isalpha():
             return None
         raise Unreadable(f"{text!r}: no number in base {base}") from None
-    return Based((match[1].strip("+") + digits.lstrip("0")) or "0", base)
+    has_letters = re.search("[a-zA-Z]", match[2])
+    digits = Name(match[1].replace("-", "minus ") + match[2]) if has_letters else plain_quantity(match[1] + match[2])
+    return digits if base == 10 or digits is None else Members(f"base {base}", (digits,))
 
 
 def _value(tokens: Sequence[Token]) -> MathValue:
     """What the tokens say: cut at the sign that binds least, or the value of one group, or a formula."""
-    tokens = _with_single_joints(tokens)
-    while tokens and tokens[0].text == r"\approx":
+    while tokens and tokens[-1].sign in (",", ";"):
+        tokens = tokens[:-1]
+    while tokens and tokens[0].sign == r"\approx":
         tokens = tokens[1:]
     if not tokens:
         raise Unreadable("nothing")
-    for signs, cuts, build in LEVELS:
-        if any(token.text in signs and token.kind != "text" for token in tokens):
+    written = {token.text for token in tokens if token.kind != "text"}
+    for sign, cuts, build in LEVELS:
+        if not written.isdisjoint(sign):
             return build(*_split(tokens, cuts))
     if _compact(tokens) in REALS[:-1]:
         return EVERYTHING
     return (_group(tokens[0]) if len(tokens) == 1 else None) or _expression(tokens)
 
 
-def _with_single_joints(tokens: Sequence[Token]) -> Sequence[Token]:
-    """`, and` is one joint; none stands at the end."""
-    merged: list[Token] = []
-    for token in tokens:
-        if merged and token.kind in JOINTS and merged[-1].kind in JOINTS:
-            merged[-1] = token if merged[-1].kind == "," else merged[-1]
-        else:
-            merged.append(token)
-    while merged and merged[-1].text in (",", ";"):
-        merged.pop()
-    return merged
-
-
 def _split(tokens: Sequence[Token], signs: Collection[str]) -> tuple[list[Sequence[Token]], list[str]]:
     """The parts between the signs, and those signs."""
-    cuts = [at for at, token in enumerate(tokens) if token.text in signs and token.kind != "text"]
+    cuts = [at for at, token in enumerate(tokens) if token.sign in signs]
     if len(cuts) >= MOST_MEMBERS:
         raise Unreadable(f"a list of {len(cuts) + 1} members")
     ends = zip([-1, *cuts], [*cuts, len(tokens)], strict=True)
@@ -129,23 +118,19 @@ def _compact(tokens: Sequence[Token]) -> str:
 
 
 def _rows(rows: Sequence[Sequence[Token]], _: Sequence[str]) -> MathValue:
-    """p = 5, q = 2; p = 7, q = 3 as the list of (5, 2) and (7, 3)."""
-    values = []
-    for value in map(_value, rows):
-        if isinstance(value, Members) and value.kind == "list":
-            named = (m.sides[1] if isinstance(m, Relation) and m.named else m for m in value.members)
-            value = Members("()", tuple(named))
-        values.append(value)
-    return Members("list", tuple(values))
+    """p = 5, q = 2; p = 7, q = 3 as two tuples."""
+    values = [_flat([_value(row)]) for row in rows]
+    return Members("list", tuple(members[0] if len(members) == 1 else Members("()", members) for members in values))
 
 
-def _listed(parts: Sequence[Sequence[Token]], cuts: Sequence[str]) -> MathValue:
+def _listed(parts: Sequence[Sequence[Token]], joints: Sequence[str]) -> MathValue:
     """Several answers: 1, 2 and 3; x < 1 or x > 3."""
-    values = [_value(part) for part in parts]
-    regions = [value for value in values if isinstance(value, Region) and value.is_relation]
+    first, *middle, last = parts
+    values = [_value(part) for part in (first, *filter(None, middle), last)]  # the two joints of `, and` hold nothing
+    regions = [value for value in values if isinstance(value, Region) and (value.is_relation or value == EVERYTHING)]
     if len(regions) == len(values) and len({region.variable for region in regions}) == 1:
-        how = "or" if {"or", r"\lor"} & set(cuts) else "and"
-        return replace(joined(regions, how), is_relation=True, variable=regions[0].variable)
+        union = joined(regions, any if "or" in joints else all)
+        return replace(union, is_relation=True, variable=regions[0].variable)
     named: list[MathValue] = []
     for value in values:  # in a = 4, -8, -10 all three are named
         previous = named[-1] if named else None
@@ -167,7 +152,7 @@ def _flat(values: Sequence[MathValue]) -> tuple[MathValue, ...]:
 def _member(parts: Sequence[Sequence[Token]], _: Sequence[str]) -> MathValue:
     r"""x \in [2, 5)."""
     variable = _symbol(parts[0])
-    value = _value(parts[-1])
+    value = EVERYTHING if _compact(parts[-1]) in REALS else _value(parts[-1])
     if isinstance(value, Members) and value.kind == "set" and variable:
         return value
     if isinstance(value, Region) or (variable and isinstance(value, Members) and len(value.members) == 2):
@@ -175,13 +160,14 @@ def _member(parts: Sequence[Sequence[Token]], _: Sequence[str]) -> MathValue:
     raise Unreadable(f"{text_of(parts[0])[:40]!r} as a member of {text_of(parts[-1])[:40]!r}")
 
 
-def _united(parts: Sequence[Sequence[Token]], cuts: Sequence[str]) -> Region:
-    region = region_of(_value(parts[0]))
-    for part, cut in zip(parts[1:], cuts, strict=True):
-        other = region_of(_value(part))
-        other = other.complement() if cut == r"\setminus" else other
-        region = joined((region, other), "or" if cut == r"\cup" else "and")
-    return replace(region, is_relation=False)
+def _united(parts: Sequence[Sequence[Token]], signs: Sequence[str]) -> Region:
+    regions = [region_of(_value(part)) for part in parts]
+    united = regions[0]
+    for region, sign in zip(regions[1:], signs, strict=True):
+        if sign == r"\setminus":
+            region = replace(region, inside=tuple(not part for part in region.inside))
+        united = joined((united, region), any if sign == r"\cup" else all)
+    return united
 
 
 def _related(parts: Sequence[Sequence[Token]], signs: Sequence[str]) -> MathValue:
@@ -192,7 +178,7 @@ def _related(parts: Sequence[Sequence[Token]], signs: Sequence[str]) -> MathValu
         return _equation(parts)
     if "=" in signs or r"\ne" in signs[1:]:
         raise Unreadable(f"the relations between {text_of(parts[0])[:40]!r} and what follows")
-    sides = tuple(_value(part) for part in parts)
+    sides = tuple(map(_value, parts))
     return _solved(sides, signs, parts) or Relation(sides, tuple(signs))
 
 
@@ -229,25 +215,26 @@ def _solved(sides: Sequence[MathValue], signs: Sequence[str], parts: Sequence[Se
     if not isinstance(side, Quantity):
         return None
     at, formula = unknown[0], side.formula
-    bounds = [half(sides[at - 1], TURNED[signs[at - 1]])] if at > 0 else []
-    bounds += [half(sides[at + 1], signs[at])] if at < len(signs) else []
-    region = replace(joined(bounds, "and"), is_relation=True)
-    if formula[0] == "symbol":
-        return replace(region, variable=formula[1])
-    if formula[0] == "abs" and formula[1][0] == "symbol":
-        return replace(region.of_absolute(), variable=formula[1][1])
-    written = _compact(parts[at])
+    bounds = [(TURNED[signs[at - 1]], sides[at - 1])] if at > 0 else []
+    bounds += [(signs[at], sides[at + 1])] if at < len(signs) else []
+    inside = formula[1] if formula[0] == "abs" else formula
+    symbols, written, line = symbols_of(formula), _compact(parts[at]), None
     if re.fullmatch(r"[a-zA-Z]\([a-z]\)", written):
-        return replace(region, variable=written)
-    symbols = symbols_of(formula)
-    line = line_of(formula, next(iter(symbols))) if len(symbols) == 1 else None
-    return None if line is None else replace(region.of_linear(*line), variable=next(iter(symbols)))
-
-
-def _ratio(parts: Sequence[Sequence[Token]], _: Sequence[str]) -> MathValue:
-    if len(parts) > 6:
-        raise Unreadable(f"a ratio of {len(parts)} numbers")
-    return Members("ratio", tuple(_value(part) for part in parts))
+        variable, line = written, (Fraction(1), Fraction(0))
+    elif len(symbols) == 1:
+        (variable,) = symbols
+        line = line_of(inside, variable)
+    if line is None:
+        return None
+    lines = [line, (-line[0], -line[1])] if formula[0] == "abs" else [line]
+    try:
+        regions = [
+            joined([half(end, sign, *line) for line in lines], any if sign in (">", r"\ge") else all)
+            for sign, end in bounds
+        ]
+    except Unreadable:
+        return None
+    return replace(joined(regions, all), is_relation=True, variable=variable)
 
 
 RELATIONS = ("<", ">", r"\le", r"\ge", "=", r"\ne", r"\approx")
@@ -257,82 +244,66 @@ UNIONS = (r"\cup", r"\cap", r"\setminus")
 # comes first, and x < 1 \cup x > 3 is a union
 LEVELS: tuple[tuple[Collection[str], Collection[str], Callable[..., MathValue]], ...] = (
     ((";",), (";",), _rows),
-    ((*JOINTS, r"\land", r"\lor"), (*JOINTS, r"\land", r"\lor"), _listed),
+    (JOINTS, JOINTS, _listed),
     ((r"\in",), (r"\in",), _member),
     (("=",), RELATIONS, _related),
     (UNIONS, UNIONS, _united),
     (RELATIONS, RELATIONS, _related),
-    ((":",), (":",), _ratio),
+    ((":",), (":",), lambda parts, _: Members("ratio", tuple(map(_value, parts)))),
 )
 
 
 def _group(token: Token) -> MathValue | None:
     """The value of one name or group in brackets; None where it is a formula."""
-    inside = token.inside
-    if token.kind == "text" and NAME.fullmatch(token.text.strip()):
-        return Name(token.text)
-    if token.text == r"\emptyset":
+    inside, kind = token.inside, token.text + token.closing
+    kind = kind.replace(r"\langle", "(").replace(r"\rangle", ")")
+    signs = {inner.sign for inner in inside}
+    if token.kind == "text":
+        return Name(token.text) if NAME.fullmatch(token.text.strip()) else None
+    if kind == r"\emptyset":
         return Members("set", ())
-    if token.text.startswith(r"\begin"):
+    if kind.startswith(r"\begin"):
         return _matrix(token)
-    has_joint = any(inner.kind in (*JOINTS, ";") for inner in inside)
-    if (token.text, token.closing) == (r"\{", r"\}"):
+    if kind == r"\{\}":
         return _built(inside) or Members("set", _flat([_value(inside)]) if inside else ())
-    if (token.text, token.closing) == ("{", "}"):
-        return Members("list", _flat([_value(inside)])) if has_joint else _value(inside)
-    kind = {r"\langle": "("}.get(token.text, token.text) + {r"\rangle": ")"}.get(token.closing, token.closing)
+    if kind == "{}":
+        return _value(inside)
     if kind not in ("()", "(]", "[)", "[]"):
         return None
-    if has_joint:
-        parts, _ = _split(inside, (",", ";"))
-        return Members(kind, tuple(_value(part) for part in parts))
-    is_structure = any(inner.text.startswith((r"\begin", r"\{")) or inner.text in RELATIONS for inner in inside)
-    is_name = len(inside) == 1 and inside[0].kind == "text"
-    return _value(inside) if (kind == "()" and (is_structure or is_name)) or (kind == "[]" and is_structure) else None
+    if not signs.isdisjoint((*JOINTS, ";")):
+        return Members(kind, tuple(map(_value, _split(inside, (",", ";"))[0])))
+    is_structure = not signs.isdisjoint((*RELATIONS, r"\{")) or any(sign.startswith(r"\begin") for sign in signs)
+    is_name = [inner.kind for inner in inside] == ["text"]
+    return _value(inside) if kind in ("()", "[]") and (is_structure or (kind == "()" and is_name)) else None
 
 
 def _built(tokens: Sequence[Token]) -> Region | None:
     r"""x \mid -2 \le x < 1, the inside of a set-builder."""
     parts, _ = _split(tokens, (r"\mid", ":"))
-    if len(parts) == 1:
-        bars = [at for at, token in enumerate(tokens) if token.text == "|"]
-        if len(bars) % 2 == 0:
-            return None
-        # x | |x| < 3: the first bar divides
+    bars = [at for at, token in enumerate(tokens) if token.sign == "|"]
+    if len(parts) == 1 and len(bars) % 2:  # x | |x| < 3: the first bar divides
         parts = [tokens[: bars[0]], tokens[bars[0] + 1 :]]
+    if len(parts) == 1:
+        return None
     if len(parts) != 2:
         raise Unreadable("a set with several conditions signs")
-    variable = _symbol(_before_reals(parts[0]) or parts[0])
-    if not variable:
-        raise Unreadable(f"the set of {text_of(parts[0])[:40]!r}")
-    conditions, _ = _split(_with_single_joints(parts[1]), (",", "and", r"\land"))
+    variable = _symbol(parts[0])
+    values = [_value(part) for part in parts[bool(variable) :]]  # x \in \mathbb{R} is a condition, too
+    variable = variable or getattr(values[0], "variable", "")
     regions = []
-    for condition in conditions:
-        if _before_reals(condition) is not None:
-            continue
-        value = _value(condition)
-        if isinstance(value, Region) and value.variable in ("", variable):
-            regions.append(value)
-        elif isinstance(value, Relation) and value.named == variable:
-            regions.append(half(value.sides[1], "="))
-        else:
-            raise Unreadable(f"the condition {text_of(condition)[:40]!r}")
-    return replace(joined(regions, "and"), is_relation=False, variable=variable)
-
-
-def _before_reals(tokens: Sequence[Token]) -> Sequence[Token] | None:
-    r"""x of x \in \mathbb{R}."""
-    parts, _ = _split(tokens, (r"\in",))
-    return parts[0] if len(parts) == 2 and _compact(parts[1]) in REALS else None
+    for value in values:
+        if isinstance(value, Relation) and value.named == variable:
+            value = half(value.sides[1], "=")
+        if not variable or not isinstance(value, Region) or value.variable not in ("", variable):
+            raise Unreadable(f"the set of {text_of(tokens)[:80]!r}")
+        regions.append(value)
+    return replace(joined(regions, all), is_relation=False, variable=variable)
 
 
 def _symbol(tokens: Sequence[Token]) -> str:
     """The one symbol that the tokens are, "" for anything else."""
-    try:
-        formula = read_formula(tokens)
-    except Unreadable:
-        return ""
-    return str(formula[1]) if formula[0] == "symbol" else ""
+    name = re.sub("[{} ]", "", text_of(tokens))
+    return name if re.fullmatch(r"(?:[a-zA-Z]|\\[a-zA-Z]+)(?:_\w+)?", name) else ""
 
 
 def _matrix(token: Token) -> MathValue | None:
@@ -344,7 +315,7 @@ def _matrix(token: Token) -> MathValue | None:
     cells = [_split(row, ("&",))[0] for row in (rows if rows[-1] else rows[:-1])]
     if sum(map(len, cells)) > MOST_MEMBERS or len({len(row) for row in cells}) != 1:
         raise Unreadable("a matrix with rows of different lengths, or too many")
-    return Members("matrix", tuple(Members("row", tuple(_value(cell) for cell in row)) for row in cells))
+    return Members("matrix", tuple(Members("row", tuple(map(_value, row))) for row in cells))
 
 
 def _expression(tokens: Sequence[Token]) -> MathValue:
@@ -354,7 +325,7 @@ def _expression(tokens: Sequence[Token]) -> MathValue:
         raise Unreadable("more than two double signs")
     if double:
         signs = {r"\pm": "+", r"\mp": "-"}, {r"\pm": "-", r"\mp": "+"}
-        return Members("list", tuple(_expression(_with_signs(tokens, each)) for each in signs))
+        return Members("list", tuple(_expression(_with_signs(tokens, chosen)) for chosen in signs))
     plain_number = plain_quantity(written)
     if plain_number is not None:
         return plain_number
@@ -368,13 +339,8 @@ def _expression(tokens: Sequence[Token]) -> MathValue:
     return Quantity(formula if exact is None else ("number", exact), unit=unit)
 
 
-def _with_signs(tokens: Sequence[Token], signs: dict[str, str]) -> list[Token]:
-    return [
-        Token(signs.get(token.text, token.kind), signs.get(token.text, token.text), token.spaced)
-        if not token.closing
-        else token._replace(inside=tuple(_with_signs(token.inside, signs)))
-        for token in tokens
-    ]
+def _with_signs(tokens: Sequence[Token], signs: dict[str, str]) -> tuple[Token, ...]:
+    return tuple(t._replace(text=signs.get(t.text, t.text), inside=_with_signs(t.inside, signs)) for t in tokens)
 
 
 def without_unit(tokens: Sequence[Token]) -> tuple[Sequence[Token], str]:

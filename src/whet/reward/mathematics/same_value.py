@@ -16,7 +16,7 @@ from typing import Any
 from whet.reward.mathematics.evaluate import TooLarge, context, exact_value, point_for, value_at
 from whet.reward.mathematics.formula import Formula, symbols_of, walk
 from whet.reward.mathematics.math_value import (
-    Based,
+    TURNED,
     MathValue,
     Members,
     Name,
@@ -33,7 +33,6 @@ from whet.reward.mathematics.units import common_sizes
 
 DIGITS_AGREE = 1e-40  # relative
 MOST_MEMBERS = 60
-TURNED = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le", "=": "=", r"\ne": r"\ne"}
 
 
 @dataclass(frozen=True)
@@ -50,41 +49,39 @@ EXACT = Comparison()
 
 def same(gold: MathValue, answer: MathValue, rule: Comparison = EXACT) -> bool:
     """Whether the answer's value is the gold one. `Unreadable` where it cannot be computed."""
+    if not isinstance(gold, Quantity) or not isinstance(answer, Quantity):
+        gold, answer = _unnamed(gold, answer)
     if isinstance(gold, Quantity) and isinstance(answer, Quantity):
         return _same_quantity(gold, answer, rule)
-    both = _unnamed(gold, answer)
-    if both[0] is not gold or both[1] is not answer:
-        return same(*both, rule)
-    if any(isinstance(value, Region) for value in both):
+    kinds = tuple(value.kind if isinstance(value, Members) else type(value).__name__ for value in (gold, answer))
+    if "Region" in kinds:
         return _same_region(gold, answer, rule)
     if isinstance(gold, Relation) and isinstance(answer, Relation):
         return _same_relation(gold, answer, rule)
-    if any(isinstance(value, Name) for value in both):
+    if isinstance(gold, Members) and gold.kind.startswith("base"):
+        # digits without a base are taken to be in the gold one's
+        bare = answer if isinstance(answer, Quantity) and not answer.unit else None
+        digits = answer.members[0] if isinstance(answer, Members) and answer.kind == gold.kind else bare
+        return digits is not None and same(gold.members[0], digits)
+    if isinstance(gold, Name) or isinstance(answer, Name):
         return _letters(gold) != "" and _letters(gold) == _letters(answer)
-    if any(isinstance(value, Based) for value in both):
-        return _same_digits(gold, answer)
-    kinds = tuple(value.kind if isinstance(value, Members) else type(value).__name__ for value in both)
-    if {"ratio", "clock", "Quantity"} >= set(kinds) and kinds not in (("clock", "clock"), ("Quantity", "clock")):
+    if {"ratio", "clock", "Quantity"}.issuperset(kinds) and kinds not in (("clock", "clock"), ("Quantity", "clock")):
         return _same_ratio(gold, answer, rule)
     return _same_members(gold, answer, rule)
 
 
 def _unnamed(gold: MathValue, answer: MathValue) -> tuple[MathValue, MathValue]:
     """x = 3 against 3: what names the value is left out where only one side has it, and so are brackets around one."""
-    named = [value.named if isinstance(value, Relation) else None for value in (gold, answer)]
-    if isinstance(answer, Relation) and named[1] and named[0] in (None, named[1]):
-        return _unnamed(gold.sides[1] if isinstance(gold, Relation) else gold, answer.sides[1])
-    if isinstance(gold, Relation) and named[0] and named[1] is None:
-        return _unnamed(gold.sides[1], answer)
-    groups = [value if isinstance(value, Members) and value.is_unordered else None for value in (gold, answer)]
-    single = [group.members[0] if group and len(group.members) == 1 else None for group in groups]
-    is_many = [
-        isinstance(value, Region) or (group is not None and one is None)
-        for value, group, one in zip((gold, answer), groups, single, strict=True)
-    ]
-    if any(single) and not any(is_many):
-        return _unnamed(single[0] or gold, single[1] or answer)
-    return gold, answer
+    both = gold, answer
+    names = {value.named if isinstance(value, Relation) else "" for value in both}
+    are_relations = isinstance(gold, Relation) and isinstance(answer, Relation)
+    if names != {""} and not (are_relations and len(names) == 2):
+        return _unnamed(*(value.sides[1] if isinstance(value, Relation) else value for value in both))
+    groups = [value.members if isinstance(value, Members) and value.is_unordered else () for value in both]
+    is_many = any(isinstance(value, Region) for value in both) or max(map(len, groups)) > 1
+    if any(groups) and not is_many and not any(value == Members("set", ()) for value in both):
+        return _unnamed(*(members[0] if members else value for members, value in zip(groups, both, strict=True)))
+    return both
 
 
 def _same_quantity(gold: Quantity, answer: Quantity, rule: Comparison) -> bool:
@@ -118,23 +115,23 @@ def asks_for(question: str, word: str) -> bool:
 
 def _same_formula(gold: Quantity, answer: Quantity, tolerance: float) -> bool:
     first, second = gold.formula, answer.formula
+    symbols = [symbols_of(side) for side in (first, second)]
     if first == second:
         return True
-    symbols = [symbols_of(side) for side in (first, second)]
     if any(symbols):
         # x^2 - x^2 is 0, but f(0) is no product with 0
         has_zero = any(part == ("number", 0) for side in (first, second) if symbols_of(side) for part in walk(side))
         return (all(symbols) or not has_zero) and _identical(first, second)
-    if any(map(infinite, (gold, answer))):
+    if infinite(gold) or infinite(answer):
         return infinite(gold) == infinite(answer)
     values: Any = exact_value(first), exact_value(second)
     is_exact = None not in values
     if not is_exact:
         values = value_at(first, {}), value_at(second, {})
     is_near = abs(values[0] - values[1]) <= Fraction(tolerance) * abs(values[0])
-    if is_near or _stands_for(values, gold.step, answer.step):
-        return True
-    return not is_exact and _agree(first, second, {}, values)
+    return (
+        is_near or _stands_for(values, gold.step, answer.step) or (not is_exact and _agree(first, second, {}, values))
+    )
 
 
 def _stands_for(values: Sequence[Any], *steps: Fraction) -> bool:
@@ -150,46 +147,44 @@ def _stands_for(values: Sequence[Any], *steps: Fraction) -> bool:
 
 def _agree(first: Formula, second: Formula, point: Any, values: Sequence[Any]) -> bool:
     """True where the two computed values are one: they agree in their digits, or both vanish with more digits."""
-    largest = max(abs(values[0]), abs(values[1]))
-    if largest > 1e-30 or values[0] == values[1]:
-        return bool(abs(values[0] - values[1]) <= largest * DIGITS_AGREE)
-    finer = [value_at(formula, point, 150) for formula in (first, second)]
-    if all(abs(fine) <= abs(coarse) * 1e-50 for fine, coarse in zip(finer, values, strict=True)):
-        return True
-    return bool(abs(finer[0] - finer[1]) <= max(abs(finer[0]), abs(finer[1])) * DIGITS_AGREE)
+    largest = max(map(abs, values))
+    if largest <= 1e-30 and values[0] != values[1]:
+        finer = [value_at(formula, point, 150) for formula in (first, second)]
+        if all(abs(fine) <= abs(coarse) * 1e-50 for fine, coarse in zip(finer, values, strict=True)):
+            return True
+        values, largest = finer, max(map(abs, finer))
+    return bool(abs(values[0] - values[1]) <= largest * DIGITS_AGREE)
 
 
-def _samples(first: Formula, second: Formula, turns: int, stepped: bool = False) -> Iterator[tuple[Any, Any, Any]]:
-    """(point, value of the first formula, of the second) wherever both have a value."""
-    for turn in range(turns):
+def _samples(first: Formula, second: Formula) -> Iterator[tuple[Any, tuple[Any, Any]]]:
+    """A few points at which both formulas have a value, and the values: real ones, where there are such."""
+    kinds = {part[0] if part[0] != "constant" else part[1] for side in (first, second) for part in walk(side)}
+    stepped = not kinds.isdisjoint(("floor", "ceiling"))
+    tried = 0
+    for turn in range(24 if stepped else 12):
         point = point_for(symbols_of(first) | symbols_of(second), turn, stepped)
         try:
-            yield turn, point, (value_at(first, point), value_at(second, point))
+            values = value_at(first, point), value_at(second, point)
         except TooLarge:
             raise
         except Unreadable:
             continue
+        if turn < 8 and "i" not in kinds and any(abs(context().im(value)) > 1e-30 for value in values):
+            continue
+        yield point, values
+        tried += 1
+        if tried == (20 if stepped else 4):
+            return
+    if not tried:
+        raise Unreadable("a formula without a value at any point that was tried")
 
 
 def _identical(first: Formula, second: Formula) -> bool:
-    """Whether two formulas have the same value wherever both have a real one; several points are tried.
+    """Whether two formulas have the same value wherever both have a real one.
 
     A symbol that only one side has may cancel out, but then it does so at every point.
     """
-    kinds = {part[0] if part[0] != "constant" else part[1] for side in (first, second) for part in walk(side)}
-    stepped = bool({"floor", "ceiling"} & kinds)
-    tried = 0
-    for turn, point, values in _samples(first, second, 24 if stepped else 12, stepped):
-        if turn < 8 and "i" not in kinds and any(abs(context().im(value)) > 1e-30 for value in values):
-            continue
-        if not _agree(first, second, point, values):
-            return False
-        tried += 1
-        if tried == (20 if stepped else 4):
-            break
-    if not tried:
-        raise Unreadable("a formula without a value at any point that was tried")
-    return True
+    return all(_agree(first, second, *sample) for sample in _samples(first, second))
 
 
 def _same_region(gold: MathValue, answer: MathValue, rule: Comparison) -> bool:
@@ -209,42 +204,25 @@ def _same_region(gold: MathValue, answer: MathValue, rule: Comparison) -> bool:
 def _same_relation(gold: Relation, answer: Relation, rule: Comparison) -> bool:
     """Equal where both sides are, or where one is the other times a number: 2x + 4y = 3 is y = 3/4 - x/2."""
     turned = Relation(answer.sides[::-1], tuple(TURNED[sign] for sign in answer.signs[::-1]))
-    if any(gold.signs == other.signs and _in_order(gold.sides, other.sides, rule) for other in (answer, turned)):
-        return True
-    if len(gold.signs) != 1 or len(answer.signs) != 1:
-        return False
+    alike = [other for other in (answer, turned) if other.signs == gold.signs]
+    return any(_in_order(gold.sides, other.sides, rule) for other in alike) or (
+        len(gold.signs) == 1 and any(_proportional(gold, other) for other in alike)
+    )
+
+
+def _proportional(gold: Relation, answer: Relation) -> bool:
+    """Whether left - right is a multiple of the gold one, and no negative one where the sign is < or its like."""
     try:
-        (first, sign), (second, other_sign) = _difference(gold), _difference(answer)
+        sides = [[formula_of(side) for side in relation.sides] for relation in (gold, answer)]
     except Unreadable:
         return False
-    return sign == other_sign and _proportional(first, second, positive=sign not in ("=", r"\ne"))
-
-
-def _difference(relation: Relation) -> tuple[Formula, str]:
-    """left > right as (left - right, ">")."""
-    left, right = (formula_of(side) for side in relation.sides)
-    sign = relation.signs[0]
-    if sign in ("<", r"\le"):
-        left, right, sign = right, left, TURNED[sign]
-    return ("sum", left, ("negative", right)), sign
-
-
-def _proportional(first: Formula, second: Formula, positive: bool) -> bool:
+    first, second = (("sum", left, ("negative", right)) for left, right in sides)
     if not symbols_of(first) or symbols_of(first) != symbols_of(second):
         return False
-    mp = context()
-    shares: list[Any] = []
-    for _, _, values in _samples(first, second, 8):
-        if not values[1]:
-            continue
-        shares.append(values[0] / values[1])
-        if abs(shares[-1] - shares[0]) > abs(shares[0]) * DIGITS_AGREE or shares[0] == 0:
-            return False
-        if positive and (mp.im(shares[0]) != 0 or mp.re(shares[0]) <= 0):
-            return False
-        if len(shares) == 4:
-            return True
-    return False
+    share = next((values[0] / values[1] for _, values in _samples(first, second) if values[1]), 0)
+    is_positive = not context().im(share) and context().re(share) > 0
+    may_turn = gold.signs[0] in ("=", r"\ne")
+    return bool(share) and (is_positive or may_turn) and _identical(first, ("product", ("number", share), second))
 
 
 def _letters(value: MathValue) -> str:
@@ -260,18 +238,6 @@ def _letters(value: MathValue) -> str:
         if is_spelled and (len(parts) > 1 or len(formula[1]) == 1):
             return "".join(str(part[1]) for part in parts).casefold()
     return ""
-
-
-def _same_digits(gold: MathValue, answer: MathValue) -> bool:
-    """The same digits in the same base; digits without a base are taken to be in the gold one's."""
-    if isinstance(gold, Based) and isinstance(answer, Based):
-        return gold == answer
-    based, bare = (gold, answer) if isinstance(gold, Based) else (answer, gold)
-    if not isinstance(based, Based) or not isinstance(bare, Quantity):
-        return False
-    if based.base != 10 if based is answer else bare.unit or bare.percent:
-        return False
-    return re.fullmatch(r"-?[0-9.]+", based.digits) is not None and Fraction(based.digits) == bare.value
 
 
 def _same_ratio(gold: MathValue, answer: MathValue, rule: Comparison) -> bool:
@@ -290,19 +256,18 @@ def _same_members(gold: MathValue, answer: MathValue, rule: Comparison) -> bool:
     groups = [value if isinstance(value, Members) else Members("", (value,)) for value in (gold, answer)]
     kinds = {group.kind for group in groups}
     if kinds == {"()", "list"} or not any(group.is_unordered for group in groups):
-        is_comparable = kinds == {"()", "list"} or (len(kinds) == 1 and kinds != {""})
-        return is_comparable and _in_order(groups[0].members, groups[1].members, rule)
+        is_comparable = len(kinds) == 1 or "list" in kinds
+        return is_comparable and "" not in kinds and _in_order(groups[0].members, groups[1].members, rule)
     sides = [
         group.members if group.is_unordered else (value,) for group, value in zip(groups, (gold, answer), strict=True)
     ]
     names = [[member.named if isinstance(member, Relation) else "" for member in side] for side in sides]
-    if all(names[0]) != all(names[1]):
-        named = names[0] if all(names[0]) else names[1]
-        if len(set(named)) == len(named) > 1:
-            # AB = 4, CD = 5 against 4, 5: which is which is told by the order alone
-            bare = [[m.sides[1] if isinstance(m, Relation) else m for m in side] for side in sides]
-            family = len({re.sub(r"[_{}0-9]", "", name) for name in named}) == 1  # x_1, x_2 are roots in any order
-            return _in_order(bare[0], bare[1], rule) or (family and _in_any_order(bare[0], bare[1], rule))
+    named = names[0] if all(names[0]) else names[1]
+    if all(names[0]) != all(names[1]) and len(set(named)) == len(named) > 1:
+        # AB = 4, CD = 5 against 4, 5: which is which is told by the order alone
+        bare = [[m.sides[1] if isinstance(m, Relation) else m for m in side] for side in sides]
+        family = len({re.sub(r"[_{}0-9]", "", name) for name in named}) == 1  # x_1, x_2 are roots in any order
+        return _in_order(bare[0], bare[1], rule) or (family and _in_any_order(bare[0], bare[1], rule))
     return _in_any_order(sides[0], sides[1], rule)
 
 

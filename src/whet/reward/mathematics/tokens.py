@@ -28,18 +28,28 @@ class Token(NamedTuple):
     inside: tuple[Token, ...] = ()  # of a group
     closing: str = ""
 
+    @property
+    def sign(self) -> str:
+        r"""The text of a sign or command, or the opening bracket of a group; "" for \text{...}."""
+        return "" if self.kind == "text" else self.text
 
-# signs of Unicode, and of programs, as LaTeX has them
-REPLACEMENTS = {
-    **{"\u2212": "-", "\u2013": "-", "\u00d7": r"\times ", "\u00b7": r"\cdot ", "\u22c5": r"\cdot "},
-    **{"\u00f7": r"\div ", "\u03c0": r"\pi ", "\u221e": r"\infty ", "\u2264": r"\le ", "\u2265": r"\ge "},
-    **{"\u2260": r"\ne ", "\u222a": r"\cup ", "\u2229": r"\cap ", "\u2208": r"\in ", "\u00b2": "^{2}"},
-    **{"\u00b3": "^{3}", "\u00b0": r"^\circ ", "\u00a0": " ", "\u2205": r"\emptyset ", "\u211d": r"\mathbb{R}"},
-    **{"\u00b1": r"\pm ", "\u2248": r"\approx ", "\u03b8": r"\theta ", "\u03b1": r"\alpha ", "\u00bd": "(1/2)"},
-    **{"**": "^", "\u221a": r"\sqrt ", "~": " "},
+
+# what is written for a sign or command, in other LaTeX, in programs and in Unicode
+_SPELLINGS = {
+    **{r"\frac": r"\dfrac \tfrac \cfrac", r"\binom": r"\dbinom \tbinom", r"\sqrt": "\u221a", "^": "**"},
+    **{r"\le": "\\leq \\leqslant <= \u2264", r"\ge": "\\geq \\geqslant >= \u2265", r"\ne": "\\neq != \u2260"},
+    **{"*": "\\cdot \\times \\ast \u00d7 \u00b7 \u22c5", "/": "\\div \u00f7", "-": "\u2212 \u2013", "<": r"\lt"},
+    **{r"\approx": "\\simeq \\thickapprox \\approxeq \u2248", r"\pm": "\u00b1", ">": r"\gt", ":": r"\colon"},
+    **{r"\{": r"\lbrace", r"\}": r"\rbrace", "[": r"\lbrack", "]": r"\rbrack", "|": r"\vert \lvert \rvert"},
+    **{r"\cup": "\\union \u222a", r"\cap": "\u2229", r"\in": "\u2208", r"\setminus": r"\backslash"},
+    **{r"\emptyset": "\\varnothing \u2205", r"\mathbb{R}": "\u211d", r"\infty": "\u221e", r"\pi": "\u03c0"},
+    **{r"\theta": "\u03b8", r"\alpha": "\u03b1", r"\phi": r"\varphi", r"^\circ": "\u00b0", "^{2}": "\u00b2"},
+    **{"^{3}": "\u00b3", "(1/2)": "\u00bd", " and ": r"\land \wedge", " or ": r"\lor \vee"},
 }
-ODD_SIGN = re.compile("|".join(map(re.escape, REPLACEMENTS)))
-NAMED_SIGN = re.compile(r"\\[a-zA-Z]+|[<>!]=")
+ALIASES = {
+    alias: f"{name} " if name[-1].isalpha() else name for name in _SPELLINGS for alias in _SPELLINGS[name].split()
+}
+NAMED_SIGN = re.compile("|".join((r"\\[a-zA-Z]+", *(re.escape(alias) for alias in ALIASES if alias[0] != "\\"))))
 # 0{,}5 has a decimal comma; a list has no braces
 DECIMAL_COMMA = re.compile(r"(?<![0-9,.}])(0|[0-9]+(?=\{,\}(?:[0-9]{1,2}|[0-9]{4,})(?![0-9]|\{,\})))\{,\}(?=[0-9])")
 THOUSANDS = re.compile(r"(?<=[0-9])(?:,\\!\s*|(?:\s*\{\s*,\s*\}\s*|,?\\,\s*)(?=[0-9]{3}))(?=[0-9])")
@@ -67,23 +77,10 @@ TOKEN = re.compile(
     r"|(?P<other>.)",
     re.DOTALL,
 )
-ALIASES = {
-    **dict.fromkeys((r"\dfrac", r"\tfrac", r"\cfrac"), r"\frac"),
-    **dict.fromkeys((r"\dbinom", r"\tbinom"), r"\binom"),
-    **dict.fromkeys((r"\leq", r"\leqslant", "<="), r"\le"),
-    **dict.fromkeys((r"\geq", r"\geqslant", ">="), r"\ge"),
-    **dict.fromkeys((r"\cdot", r"\times", r"\ast"), "*"),
-    **dict.fromkeys((r"\vert", r"\lvert", r"\rvert"), "|"),
-    **dict.fromkeys((r"\simeq", r"\thickapprox", r"\approxeq"), r"\approx"),
-    **{r"\neq": r"\ne", "!=": r"\ne", r"\lt": "<", r"\gt": ">", r"\div": "/", r"\colon": ":"},
-    **{r"\lbrace": r"\{", r"\rbrace": r"\}", r"\lbrack": "[", r"\rbrack": "]", r"\varnothing": r"\emptyset"},
-    **{r"\wedge": r"\land", r"\vee": r"\lor", r"\union": r"\cup", r"\backslash": r"\setminus", r"\varphi": r"\phi"},
-}
 _CIRCULAR = ("sin", "cos", "tan", "cot", "sec", "csc")
-FUNCTIONS = {
-    **{name: name for name in (*_CIRCULAR, "sinh", "cosh", "tanh", "exp", "ln", "log", "lg")},
-    **{f"arc{name}": f"a{name}" for name in _CIRCULAR},
-    **{f"a{name}": f"a{name}" for name in ("sinh", "cosh", "tanh")},
+FUNCTIONS = {  # as mpmath names them; \log without a base is ambiguous in the field, and both sides are read alike
+    **{name: name for name in (*_CIRCULAR, "exp", "ln", "log")},
+    **{"lg": "log10", **{f"arc{name}": f"a{name}" for name in _CIRCULAR}},
 }
 WORDS = {
     **{"inf": r"\infty", "infinity": r"\infty", **{word: f"\\{word}" for word in ("pi", "sqrt", "infty", "theta")}},
@@ -102,10 +99,9 @@ def spelled(text: str) -> str:
 
     \text{...} stands between \x01 and \x02 in it.
     """
-    text = ODD_SIGN.sub(lambda match: REPLACEMENTS[match[0]], text)
     if "\x0c" in text:
         text = re.sub(r"\\?\x0crac", r"\\frac", text)  # what is left of \\frac in data that was unescaped twice
-    text = NAMED_SIGN.sub(lambda match: ALIASES.get(match[0], match[0]), text)
+    text = NAMED_SIGN.sub(lambda match: ALIASES.get(match[0], match[0]), text.replace("~", " ").replace("\u00a0", " "))
     text = BRACED_COMMA.sub(",", THOUSANDS.sub("", DECIMAL_COMMA.sub(r"\1.", text)))
     if "\\" in text:
         if "matrix" not in text and "array" not in text:

@@ -18,7 +18,13 @@ NUMBER_WORDS = {
     **{word: value for value, word in enumerate(_TO_NINETEEN.split())},
     **{word: 10 * value for value, word in enumerate(_TENS.split(), start=2)},
 }
-IN_WORDS = re.compile(rf"(?:(?:{'|'.join((*NUMBER_WORDS, *SCALES, 'and'))})\b[\s-]*)+", re.IGNORECASE)
+_WORD = _TO_NINETEEN.replace(" ", "|")
+_SMALL = rf"(?:(?:{_TENS.replace(' ', '|')})(?:[\s-]+(?!zero|ten|\w*teen|eleven|twelve)(?:{_WORD}))?|{_WORD})\b"
+IN_WORDS = re.compile(  # two hundred and five thousand
+    rf"(?:(?:(?P<many>{_SMALL})\s+)?(?P<hundred>hundred)\b(?:(?:\s+and)?\s+(?P<few>{_SMALL}))?|(?P<small>{_SMALL}))?"
+    rf"(?:\s*(?P<scale>{'|'.join(SCALES)})\b)?(?:(?:\s+and)?\s+(?={_SMALL}|hundred))?",
+    re.IGNORECASE,
+)
 # words that multiply the number before them
 _ORDINALS = "third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth"
 _MULTIPLES = {
@@ -70,6 +76,7 @@ _SIZES = {
     "euro": {"1": "euro \u20ac eur"},
     "angle": {"1": "degree \u00b0 deg"},
     "span": {"1": "year yr", "1/12": "month"},
+    "count": {"1": "times"},  # "7 times" is one, "7 times 3" is not
 }
 _METRIC = {"length": ("m", "meter", "metre"), "mass": ("g", "gram"), "volume": ("l", "liter", "litre")}
 _PREFIXES = {"1": ("", ""), "1000": ("k", "kilo"), "0.01": ("c", "centi"), "0.001": ("m", "milli")}
@@ -87,37 +94,28 @@ UNITS: dict[str, tuple[str, Fraction]] = {
         for size, (short, long) in _PREFIXES.items()
     },
 }
-SHORTHAND = {"mph": "mile per hour", "kph": "kilometer per hour", "km/hr": "km/h"}
-_POWERS = {"square ": 2, "sq ": 2, "sq. ": 2, "cubic ": 3}
+SHORTHAND = {"mph": "mile/hour", "kph": "km/hour"}
+RAISED = re.compile(r"(square |sq\.? |cubic )?(.*?)(?:\s*\^\s*\{?([23])\}?)?", re.DOTALL)
 
 
 def digits_for_words(text: str) -> str:
     """ "five hundred apples" -> "500 apples"; the text itself where it does not begin with a number in words."""
     sign = re.match(r"(?:negative|minus)\s+", text, re.IGNORECASE)
-    start = sign.end() if sign else 0
-    match = IN_WORDS.match(text, start)
-    if match is None:
-        return text
-    words = [word for word in re.split(r"[\s-]+", match[0].lower()) if word]
-    if words[-1] == "and":
-        return text
-    total = current = 0
-    latest = 0  # the smallest unit so far decides what may follow: "five two" is no number
-    for before, word in zip(["", *words], words, strict=False):
-        if word == "and":
-            if before not in SCALES:
-                return text
-        elif word in NUMBER_WORDS:
-            value = NUMBER_WORDS[word]
-            after_tens = latest >= 20 and latest % 10 == 0 and value < 10
-            if latest and not (after_tens or latest >= 100 > value):
-                return text
-            current, latest = current + value, value or 1
-        elif word == "hundred":
-            current, latest = (current or 1) * 100, 100
-        else:
-            total, current, latest = total + (current or 1) * 10 ** SCALES[word], 0, 1000
-    return f"{text[:start]}{total + current} {text[match.end() :]}".strip()
+    start = at = sign.end() if sign else 0
+    total, power = 0, 99
+    while (group := IN_WORDS.match(text, at)) and group[0]:
+        power, larger = SCALES[group["scale"].lower()] if group["scale"] else 0, power
+        if power >= larger:  # "five two" is no number
+            return text
+        value = 100 * _small(group["many"] or "one") if group["hundred"] else 0
+        value += _small(group["few"] or group["small"] or ("zero" if group["hundred"] else "one"))
+        total += value * 10**power
+        at = group.end()
+    return text if at == start else f"{text[:start]}{total} {text[at:].strip()}".strip()
+
+
+def _small(words: str) -> int:
+    return sum(NUMBER_WORDS[word] for word in re.split(r"[\s-]+", words.lower()))
 
 
 def counted_unit(unit: str) -> tuple[str, str]:
@@ -136,10 +134,6 @@ def is_unit(text: str) -> bool:
 
 def is_noun_phrase(words: Sequence[str], no_nouns: frozenset[str] = NO_UNITS) -> bool:
     """True for words that only say what was counted: none of them changes the number."""
-    if words and words[-1] == "times":  # "7 times" is a count, "7 times 3" is not
-        words = words[:-1]
-        if not words:
-            return True
     first = words[0].removesuffix("s") if words else ""
     if SMALL_WORDS.issuperset(words) or first in NUMBER_WORDS or first in SCALES or any(map(_changes, words[1:])):
         return False
@@ -162,30 +156,26 @@ def common_sizes(first: str, second: str) -> tuple[Fraction, Fraction] | None:
     if not (first and second):
         return Fraction(1), Fraction(1)
     known = measure(first), measure(second)
-    if any(measured is not None and set(measured[0]) == {"a length"} for measured in known):
-        return Fraction(1), Fraction(1)  # "units" and "square units" are any
-    if known[0] is None or known[1] is None:
-        words = [{word.replace(".", "") for word in unit.split()} for unit in (first, second)]
-        sides = ([word & set(pair) for word in words] for pair in OPPOSITES)
-        is_opposed = any(one and other and not one & other for one, other in sides)
-        return None if is_opposed else (Fraction(1), Fraction(1))
-    return (known[0][1], known[1][1]) if known[0][0] == known[1][0] else None
+    if known[0] is not None and known[1] is not None and "a length" not in known[0][0] + known[1][0]:
+        return (known[0][1], known[1][1]) if known[0][0] == known[1][0] else None
+    words = [set(unit.replace(".", "").split()) for unit in (first, second)]
+    is_opposed = any(
+        words[0] & {one} and words[1] & {other} and not words[0] & words[1] & {one, other}
+        for pair in OPPOSITES
+        for one, other in (pair, pair[::-1])
+    )
+    return None if is_opposed else (Fraction(1), Fraction(1))
 
 
 def measure(unit: str) -> tuple[Dimension, Fraction] | None:
     """What a unit measures and its size; None for one that is not in `UNITS`."""
-    top, bar, bottom = unit.replace(" per ", "/").replace("per ", "/").partition("/")
+    top, bar, bottom = SHORTHAND.get(unit, unit).replace(" per ", "/").replace("per ", "/").partition("/")
     if bar:
-        known = measure(top.strip()), measure(bottom.strip())
+        known = measure(top), measure(bottom)
         if known[0] is None or known[1] is None:
             return None
         return (*known[0][0], "/", *known[1][0]), known[0][1] / known[1][1]
-    name, power = unit.strip(), 1
-    for word, times in _POWERS.items():
-        if name.startswith(word):
-            name, power = name.removeprefix(word), times
-    raised = re.fullmatch(r"(.+?)\s*\^\s*\{?([23])\}?", name)
-    if raised is not None:
-        name, power = raised[1], int(raised[2])
+    power, name, raised = RAISED.fullmatch(unit.strip()).groups()  # type: ignore[union-attr]
+    exponent = int(raised or {"sq": 2, "cu": 3}.get((power or "")[:2], 1))
     measured = UNITS.get(name) or UNITS.get(name.removesuffix("s")) or UNITS.get(name.removesuffix("."))
-    return None if measured is None else ((measured[0],) * power, measured[1] ** power)
+    return None if measured is None else ((measured[0],) * exponent, measured[1] ** exponent)

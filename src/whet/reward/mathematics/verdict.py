@@ -118,16 +118,11 @@ def _has_arithmetic(text: str) -> bool:
         return False
     try:
         tokens, _ = without_unit(tokens_of(spelled(right)))
-        return any(map(_is_left_undone, walk(read_formula(tokens))))
+        sums = [part for part in walk(read_formula(tokens)) if part[0] in ("sum", "product")]
     except Unreadable:
         return False
-
-
-def _is_left_undone(formula: Formula) -> bool:
-    if formula[0] not in ("sum", "product"):
-        return False
-    is_mixed = formula[0] == "sum" and [part[0] for part in formula[1:]] == ["number", "quotient"]
-    return sum(map(_is_plain, formula[1:])) > 1 and not is_mixed
+    mixed = ["sum", "number", "quotient"]
+    return any(sum(map(_is_plain, parts)) > 1 and [kind, *(p[0] for p in parts)] != mixed for kind, *parts in sums)
 
 
 def _is_plain(formula: Formula) -> bool:
