@@ -18,6 +18,7 @@ from torch import Tensor
 
 IS_ARM = platform.machine() in ("aarch64", "arm64")
 LARGE_VOCABULARY = 1 << 14  # below, the head is no large part of a step
+WIDE_HEAD = 512  # from here a product gains more than turning its result costs, also with more than 16 rows
 
 
 @dataclass(frozen=True)
@@ -355,27 +356,27 @@ class StepHead:
     def __call__(self, states: Tensor) -> Tensor:
         if not states.is_cpu:
             return torch.mm(states, self._weight.t())
-        rows, vocabulary = len(states), len(self._weight)
+        rows, vocabulary, transposed = len(states), len(self._weight), by_columns(len(states), *self._weight.shape)
         if self._logits.shape != (rows, vocabulary):
             self._logits = states.new_empty(rows, vocabulary)
-            self._columns = states.new_empty(vocabulary, rows if by_columns(rows, vocabulary) else 0)
-        if not by_columns(rows, vocabulary):
+            self._columns = states.new_empty(vocabulary, rows if transposed else 0)
+        if not transposed:
             return torch.mm(states, self._weight.t(), out=self._logits)
         return self._logits.copy_(torch.mm(self._weight, states.t().contiguous(), out=self._columns).t())
 
 
-def by_columns(rows: int, vocabulary: int) -> bool:
+def by_columns(rows: int, vocabulary: int, width: int) -> bool:
     """Whether a head of that many tokens is quicker as a product with few columns than as one with few rows.
 
-    Measured with vocabularies from 16,384 to 151,936 and widths from 256 to 896. On ARM with OpenBLAS it takes 1.0 to
-    1.5 times less for 8 to 64 rows. On x86 with MKL it takes 1.2 to 2.2 times less for 4 to 16, and for multiples of 8
-    up to 48 as long or, from a width of 576, 1.2 to 1.5 times less.
+    Measured with vocabularies from 16,384 to 151,936 and widths from 256 to 896. On ARM with OpenBLAS rows take 1.0 to
+    1.5 times as long as columns, for 8 to 64 of them. On x86 with MKL they take 0.9 to 2.3 times as long for 4 to 16,
+    and in wide heads 1.1 to 1.6 times for multiples of 8 up to 48.
     """
     if vocabulary < LARGE_VOCABULARY:
         return False
     if IS_ARM:
         return 8 <= rows <= 64
-    return 4 <= rows <= 16 or (rows <= 48 and rows % 8 == 0)
+    return 4 <= rows <= 16 or (width >= WIDE_HEAD and rows <= 48 and rows % 8 == 0)
 
 
 def fresh_zeros(sizes: Sequence[int], dtype: torch.dtype = torch.float32, device: torch.device | None = None) -> Tensor:
