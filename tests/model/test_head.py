@@ -110,3 +110,16 @@ def test_no_state_is_no_score():
     assert logp.shape == entropy.shape == (0,)
     logp.sum().backward()
     assert not states.grad.any()
+
+
+def test_the_entropy_comes_out_of_the_product_of_a_promised_gradient(monkeypatch):
+    """Without the product, from the shares: nothing as wide as the logits is read once more where it need not be."""
+    wide = []
+    vecdot = torch.linalg.vecdot
+    monkeypatch.setattr(torch.linalg, "vecdot", lambda a, b: wide.append(a.shape[-1]) or vecdot(a, b))
+    head, states, targets, weights = case(bias=True)
+    for coefficient, width in ((None, VOCABULARY), (lambda logp, window: weights[window], SIZE)):
+        wide.clear()
+        _, entropy = chunked_logp(head, states, targets, coefficient=coefficient)
+        torch.testing.assert_close(entropy, plain(head, states, targets, 1.0)[1], rtol=1e-12, atol=1e-12)
+        assert wide == [width]

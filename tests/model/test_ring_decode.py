@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 
-from whet.model import ring_decode
+from whet.model import decode_state, ring_decode
 from whet.model.block import blocks_of
 from whet.model.causal_lm import CausalLM, causal_lm
 from whet.model.decode_state import BatchShape
@@ -212,3 +212,34 @@ def test_wide_products_are_taken_in_parts(monkeypatch):
         found = decoder.step(torch.tensor([3]), state)
     theirs = model(torch.tensor([[7, 8, 9, 10, 3]])).logits[0, -1]
     torch.testing.assert_close(found[0], theirs, rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("columns", [False, True])
+def test_the_head_of_a_step_writes_over_the_logits_of_the_last_one(monkeypatch, columns):
+    asked = []
+    monkeypatch.setattr(decode_state, "by_columns", lambda *sizes: asked.append(sizes) or columns)
+    weight, states = torch.randn(61, 8), torch.randn(3, 5, 8)
+    head = decode_state.StepHead(weight)
+    first = head(states[0])
+    torch.testing.assert_close(first, states[0] @ weight.t())
+    kept, second = first.clone(), head(states[1])
+    torch.testing.assert_close(second, states[1] @ weight.t())
+    assert second.is_contiguous() and second.data_ptr() == first.data_ptr() and not torch.equal(first, kept)
+    fewer = head(states[2, :2])  # rows that are gone
+    torch.testing.assert_close(fewer, states[2, :2] @ weight.t())
+    assert fewer.is_contiguous() and set(asked) == {(5, 61, 8), (2, 61, 8)}
+
+
+@pytest.mark.parametrize(
+    ("arm", "rows", "width", "columns"),
+    [
+        *[(False, rows, 256, rows in (4, 8, 16)) for rows in (1, 3, 4, 8, 16, 17, 24, 48)],
+        *[(False, rows, 576, rows not in (3, 20, 56)) for rows in (3, 4, 16, 20, 24, 48, 56)],
+        *[(True, rows, 256, rows in (8, 64)) for rows in (4, 7, 8, 64, 65)],
+    ],
+)
+def test_heads_are_taken_by_columns_where_that_was_measured_to_be_quicker(monkeypatch, arm, rows, width, columns):
+    monkeypatch.setattr(decode_state, "IS_ARM", arm)
+    assert decode_state.by_columns(rows, 49157, width) == columns
+    assert not decode_state.by_columns(rows, decode_state.LARGE_VOCABULARY - 1, width)

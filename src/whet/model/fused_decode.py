@@ -24,7 +24,7 @@ from whet.model.block import (
     short_windows,
 )
 from whet.model.causal_lm import CausalLM
-from whet.model.decode_state import BatchShape, DecodeState, step_logits
+from whet.model.decode_state import BatchShape, DecodeState, StepHead
 from whet.model.hooked_decode import HookedDecoder, attention_shape, disagreement
 from whet.model.lora import UnmergedLinear
 from whet.model.norms import unweighted_norm
@@ -80,7 +80,8 @@ class FusedDecoder(HookedDecoder):
         bias = stack.head.bias.detach().to(dtype) if has_bias(stack.head) else None
         last_norm: Tensor = stack.last_norm.weight.detach()  # type: ignore[operator, assignment]
         if bias is None:
-            return layers, lambda x: step_logits((x * last_norm).to(dtype), weight)
+            head = StepHead(weight)
+            return layers, lambda x: head((x * last_norm).to(dtype))
         return layers, lambda x: F.linear((x * last_norm).to(dtype), weight, bias)
 
     def _gathered(self, block: Block) -> _StepWeights:

@@ -254,7 +254,7 @@ def _disagreement(decoder: HookedDecoder, lm: CausalLM, device: torch.device, re
         for position in range(3):
             state.completion_width = position + 1
             read = torch.stack([tokens[row, lengths[slot] + position] for row, slot in enumerate(slots)])
-            ours.append(decoder.step(read, state))
+            ours.append(decoder.step(read, state).clone())  # the next step may write over them
             state.count += 1
         if reads_on:
             chunks = [tokens[0, 5 + 1 : 5 + 3].tolist(), [*tokens[2, 3 + 2 : 3 + 3].tolist(), 0]]

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whet.model.block import Block, BlockSizes, BlockStack, has_bias, norm_weight
-from whet.model.decode_state import AttentionShape, BatchShape, DecodeState, Extension, fresh_zeros, step_logits
+from whet.model.decode_state import AttentionShape, BatchShape, DecodeState, Extension, StepHead, fresh_zeros
 from whet.model.hooked_decode import HookedDecoder
 
 HIDDEN = -1e30  # finite: 0 times an infinite number is not a number
@@ -265,7 +265,7 @@ class _StepBuffers:
         return torch.linalg.vector_norm(self.lengths, dim=0, keepdim=True)
 
 
-_AllWeights = tuple[list[_RingWeights], Tensor, Tensor]  # of the layers, of the head, and of the last norm
+_AllWeights = tuple[list[_RingWeights], StepHead, Tensor]  # of the layers, the head, and that of the last norm
 
 
 class RingDecoder(HookedDecoder):
@@ -316,7 +316,7 @@ class RingDecoder(HookedDecoder):
         assert stack.head is not None
         layers = [self._gathered(block, packed) for block in stack.blocks]
         last_norm: Tensor = stack.last_norm.weight.detach()  # type: ignore[operator, assignment]
-        return layers, stack.head.weight.detach(), last_norm * self._root
+        return layers, StepHead(stack.head.weight.detach()), last_norm * self._root
 
     def _gathered(self, block: Block, packed: bool) -> _RingWeights:
         scale, head_norm, whole = self._stack.sizes.scale, None, False
@@ -392,7 +392,7 @@ class RingDecoder(HookedDecoder):
             torch.mul(F.silu(buffers.gate, inplace=True), buffers.up, out=buffers.gated)
             buffers.leave(buffers.inner, layer.narrow, after_mlp)
         buffers.enter(True)
-        return step_logits(buffers.normed.mul_(last_norm), head)
+        return head(buffers.normed.mul_(last_norm))
 
     def _norm_heads(self, buffers: _StepBuffers, weight: Tensor, whole: bool) -> None:
         if not whole:
