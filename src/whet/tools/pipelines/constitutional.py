@@ -23,7 +23,7 @@ from whet.tools.pipelines.library.evaluation import evals
 from whet.tools.pipelines.library.sampling import MixEntry, MixSource, SampleEntry
 from whet.tools.pipelines.library.trainings import SFTEntry
 from whet.tools.pipelines.rlaif import FeedbackSettings
-from whet.tools.pipelines.settings import TRAIN_KEYS, Pipeline
+from whet.tools.pipelines.settings import TRAIN_KEYS, Count, Epochs, Pipeline
 
 
 class FeedbackSection(Reasoning):
@@ -35,13 +35,11 @@ class FeedbackSection(Reasoning):
 class ConstitutionalSettings(FeedbackSettings, Revising):
     """A constitution and what is done with it."""
 
-    prompts: int = Field(1024, ge=1, le=MOST_ROWS, description="whose completions are criticised and revised")
+    prompts: Count = Field(1024, description="whose completions are criticised and revised")
     helpful: str = Field("", description="a file of demonstrations that are learned together with the revisions")
-    examples: int = Field(
-        512, ge=1, le=MOST_ROWS, description="prompts of a task that teach criticising, revising and comparing"
-    )
+    examples: Count = Field(512, description="prompts of a task that teach criticising, revising and comparing")
     teach: Table = Field({}, description=f"settings of that first training, on a task: {TRAIN_KEYS}")
-    revise_epochs: float = Field(2.0, ge=1e-6, le=1000, description="passes over the revisions")
+    revise_epochs: Epochs = Field(2.0, description="passes over the revisions")
     revise: Table = Field({}, description=f"settings of the training on revisions: {TRAIN_KEYS}")
     preference_prompts: int = Field(1024, ge=8, le=MOST_ROWS, description="new ones, whose completions are compared")
     feedback: FeedbackSection = Field(FeedbackSection(), description="who compares, and how")

@@ -11,7 +11,6 @@ from pydantic import Field
 
 from whet.data.distillation_target import TEMPLATES
 from whet.objective import catalogue
-from whet.settings.bounds import MOST_ROWS
 from whet.settings.layers import merged
 from whet.settings.sections import Section
 from whet.tools.pipelines.library.choices import RejectionChoice, RLChoice, SFTChoice
@@ -21,7 +20,7 @@ from whet.tools.pipelines.library.evaluation import NOBODY, EvalEntry
 from whet.tools.pipelines.library.sampling import MixEntry, MixSource
 from whet.tools.pipelines.library.trainings import RLEntry, SFTEntry
 from whet.tools.pipelines.r1 import require_reward
-from whet.tools.pipelines.settings import Names, Pipeline, PipelineSettings, can_evaluate
+from whet.tools.pipelines.settings import CountOrNone, Names, Pipeline, PipelineSettings, can_evaluate
 from whet.types import WhetError, did_you_mean
 
 STUDENT, READ, TAUGHT, TRACES, KEPT = "student", "demonstrations", "warm-student", "traces", "kept-traces"
@@ -59,11 +58,9 @@ class DistillSettings(PipelineSettings):
     teacher_rl: RLChoice = Field(RLChoice(), description="makes the teacher on a task, where none is given")
     student: StudentChoice = StudentChoice()
     demonstrations: str = Field("", description="that the student sees before anything else; a task: its own")
-    warm_rows: int = Field(0, ge=0, le=MOST_ROWS, description="demonstrations of that warm-up; 0: all of a file")
-    reading_rows: int = Field(
+    warm_rows: CountOrNone = Field(0, description="demonstrations of that warm-up; 0: all of a file")
+    reading_rows: CountOrNone = Field(
         0,
-        ge=0,
-        le=MOST_ROWS,
         description="demonstrations of the warm-up that stand next to their prompt too, as a student reads them where "
         "it teaches itself; 0: it can use what it reads, as models that follow instructions can",
     )

@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from whet.objective.presets import PRESETS
-from whet.settings.bounds import MOST_STEPS
 from whet.settings.layers import merged
 from whet.settings.sections import Table
 from whet.tools.pipelines.library.entry import StageEntry
@@ -19,7 +18,7 @@ from whet.tools.pipelines.library.pairs import HELD_OUT, JUDGED_PROMPTS, OTHER_H
 from whet.tools.pipelines.library.phases import MeasuredEntry, PhaseCheckEntry
 from whet.tools.pipelines.library.trainings import PreferenceEntry, RLEntry
 from whet.tools.pipelines.rlhf import JUDGE, JUDGE_SEED, PAIRS, PairSettings
-from whet.tools.pipelines.settings import TRAIN_KEYS, Pipeline
+from whet.tools.pipelines.settings import TRAIN_KEYS, Epochs, EpochsOrNone, Pipeline, Steps
 from whet.training.config import PolicyConfig, config_class
 from whet.types import WhetError
 
@@ -31,20 +30,17 @@ class PhasedSettings(PairSettings):
 
     order: Literal["preference_first", "rl_first"] = Field("preference_first", description="which phase comes first")
     method: str = Field("dpo", description="method of the phase on pairs: a preference method")
-    epochs: float = Field(2.0, ge=1e-6, le=1000, description="passes over the pairs of its half")
+    epochs: Epochs = Field(2.0, description="passes over the pairs of its half")
     preference: Table = Field({}, description=f"settings of the phase on pairs: {TRAIN_KEYS}")
     rl_method: str = Field("grpo", description="method of the phase on rewards: a policy method with a KL term")
-    steps: int = Field(100, ge=1, le=MOST_STEPS, description="steps of the phase on rewards")
+    steps: Steps = Field(100, description="steps of the phase on rewards")
     train: Table = Field({}, description=f"settings of the phase on rewards: {TRAIN_KEYS}")
-    guard_kl: float = Field(
-        0.04,
-        ge=0,
-        le=1000,
-        description="KL penalty to the policy of the first phase while rewards are learned; 0: none",
+    guard_kl: EpochsOrNone = Field(
+        0.04, description="KL penalty to the policy of the first phase while rewards are learned; 0: none"
     )
     compare_unguarded: bool = Field(True, description="learn rewards also without the guard, to see what it does")
-    replay_epochs: float = Field(
-        0.0, ge=0, le=1000, description="passes over the pairs again after the phase on rewards; 0: none"
+    replay_epochs: EpochsOrNone = Field(
+        0.0, description="passes over the pairs again after the phase on rewards; 0: none"
     )
     tolerance: float = Field(0.05, ge=0, lt=1, description="share of the first phase's metric that may be lost")
 

@@ -8,13 +8,12 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from whet.reward.sections import RewardPartSection, RewardSection
-from whet.settings.bounds import MOST_ROWS
 from whet.tools.pipelines.library.choices import RejectionChoice, RLChoice, SFTChoice
 from whet.tools.pipelines.library.entry import StageEntry
 from whet.tools.pipelines.library.evaluation import RecheckEntry, with_evals
 from whet.tools.pipelines.library.sampling import MixEntry, MixSource
 from whet.tools.pipelines.library.trainings import RewardModelEntry, RLEntry, SFTEntry
-from whet.tools.pipelines.settings import Pipeline, PipelineSettings, is_scored
+from whet.tools.pipelines.settings import CountOrNone, Pipeline, PipelineSettings, is_scored
 from whet.types import WhetError
 
 RECORDED = 65_536  # groups per step: all of them
@@ -26,7 +25,7 @@ class R1Settings(PipelineSettings):
     demonstrations: str = Field(
         "", description="demonstrations of the cold start: a file with completions; empty: the task's own"
     )
-    cold_rows: int = Field(0, ge=0, le=MOST_ROWS, description="demonstrations of the cold start; 0: all of a file")
+    cold_rows: CountOrNone = Field(0, description="demonstrations of the cold start; 0: all of a file")
     general: str = Field("", description="demonstrations of other kinds, mixed into the second SFT; empty: none")
     general_prompts: str = Field("", description="prompts of other kinds for the last RL; empty: none")
     pairs: str = Field("", description="pairs for a reward model, which scores prompts without an answer; empty: none")

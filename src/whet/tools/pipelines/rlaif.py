@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from whet.reward.sections import RewardSection
-from whet.settings.bounds import MOST_ROWS, MOST_STEPS
+from whet.settings.bounds import MOST_ROWS
 from whet.settings.layers import merged
 from whet.settings.sections import Table
 from whet.tools.pipelines.library.entry import StageEntry
@@ -25,8 +25,11 @@ from whet.tools.pipelines.library.sampling import SampleEntry
 from whet.tools.pipelines.library.trainings import PreferenceEntry, RewardModelEntry, RLEntry, SFTEntry
 from whet.tools.pipelines.settings import (
     TRAIN_KEYS,
+    Count,
+    Epochs,
     Pipeline,
     PipelineSettings,
+    Steps,
     can_evaluate,
     task_reward,
     without_reward,
@@ -47,15 +50,10 @@ class FeedbackSettings(PipelineSettings):
     method: str = Field(
         "", description="method of the policy's training; empty: rloo against a reward model, dpo on pairs"
     )
-    steps: int = Field(
-        100,
-        ge=1,
-        le=MOST_STEPS,
-        description="steps of the training against the reward model, which is soon over-optimised",
+    steps: Steps = Field(
+        100, description="steps of the training against the reward model, which is soon over-optimised"
     )
-    epochs: float = Field(
-        2.0, ge=1e-6, le=1000, description="passes over the pairs, of the reward model or of the policy"
-    )
+    epochs: Epochs = Field(2.0, description="passes over the pairs, of the reward model or of the policy")
     reward_model: Table = Field({}, description=f"settings of the reward model: {TRAIN_KEYS}")
     train: Table = Field({}, description=f"settings of the policy: {TRAIN_KEYS}")
 
@@ -110,7 +108,7 @@ class JudgeSection(JudgeForm):
     name: str = Field(
         "", description="the model that judges; empty, and no base_url: the policy is trained to judge, on a task"
     )
-    examples: int = Field(1024, ge=1, le=MOST_ROWS, description="prompts that a trained judge learns from")
+    examples: Count = Field(1024, description="prompts that a trained judge learns from")
     train: Table = Field({}, description=f"settings of the judge's training: {TRAIN_KEYS}")
 
     @property

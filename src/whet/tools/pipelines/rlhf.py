@@ -14,7 +14,7 @@ from pydantic import Field
 
 from whet.objective.presets import PRESETS
 from whet.objective.presets.preference import PAIR_PRESETS
-from whet.settings.bounds import MOST_ROWS, MOST_SAMPLES, MOST_STEPS
+from whet.settings.bounds import MOST_ROWS, MOST_SAMPLES
 from whet.settings.layers import merged
 from whet.settings.sections import Table
 from whet.tools.pipelines.library.entry import StageEntry
@@ -33,7 +33,17 @@ from whet.tools.pipelines.library.pairs import (
 )
 from whet.tools.pipelines.library.sampling import SampleEntry
 from whet.tools.pipelines.library.trainings import PreferenceEntry, RewardModelEntry, RLEntry, SFTEntry
-from whet.tools.pipelines.settings import TRAIN_KEYS, Names, Pipeline, PipelineSettings, without_reward
+from whet.tools.pipelines.settings import (
+    TRAIN_KEYS,
+    Epochs,
+    EpochsOrNone,
+    Names,
+    Pipeline,
+    PipelineSettings,
+    Samples,
+    Steps,
+    without_reward,
+)
 from whet.training.config import PolicyConfig, PreferenceConfig, config_class
 from whet.types import WhetError, did_you_mean
 
@@ -60,9 +70,9 @@ class PairSettings(PipelineSettings, PairSplit):
     completions: int = Field(
         8, ge=2, le=MOST_SAMPLES, description="that the first policy writes to each, where pairs is empty"
     )
-    judged_completions: int = Field(4, ge=1, le=MOST_SAMPLES, description="that each policy writes to each of them")
+    judged_completions: Samples = Field(4, description="that each policy writes to each of them")
     reward_model: Table = Field({}, description=f"settings of the reward models: {TRAIN_KEYS}")
-    reward_model_epochs: float = Field(2.0, ge=1e-6, le=1000, description="passes over the pairs of a reward model")
+    reward_model_epochs: Epochs = Field(2.0, description="passes over the pairs of a reward model")
 
     def idle(self) -> dict[str, str]:
         idle = super().idle()
@@ -126,35 +136,25 @@ class RLHFSettings(PairSettings):
         description=f"ways of the third stage: methods of `whet algorithms` that learn from a reward or from pairs, "
         f"and {SELECT}, which trains nothing",
     )
-    steps: int = Field(
-        100,
-        ge=1,
-        le=MOST_STEPS,
-        description="steps of the first method in compare; the others get as many as cost the same",
+    steps: Steps = Field(
+        100, description="steps of the first method in compare; the others get as many as cost the same"
     )
-    most_kl: float = Field(
+    most_kl: EpochsOrNone = Field(
         MOST_KL,
-        ge=0,
-        le=1000,
         description="nats per completion from the policy of the first stage, at which training against the reward "
         "model ends; 0: only after its steps. Not for a way whose objective.control is given",
     )
-    most_n: int = Field(
-        64,
-        ge=1,
-        le=MOST_SAMPLES,
-        description=f"{SELECT}: at most this n; less where the budget is spent on the judged prompts before",
+    most_n: Samples = Field(
+        64, description=f"{SELECT}: at most this n; less where the budget is spent on the judged prompts before"
     )
-    most_epochs: float = Field(
+    most_epochs: EpochsOrNone = Field(
         1.0,
-        ge=0,
-        le=1000,
         description="passes over the pairs that a method which learns from pairs makes at most, though it then spends "
         "less than the budget; 0: as many as the budget pays",
     )
     sft: Table = Field({}, description=f"settings of the imitation of chosen completions: {TRAIN_KEYS}")
-    sft_epochs: float = Field(
-        1.0, ge=0, le=1000, description="passes over the chosen completions; 0: the policy is a good one already"
+    sft_epochs: EpochsOrNone = Field(
+        1.0, description="passes over the chosen completions; 0: the policy is a good one already"
     )
     train: Table = Field({}, description=f"by method of compare, of its training: {TRAIN_KEYS}")
 

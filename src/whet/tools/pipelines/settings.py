@@ -13,7 +13,7 @@ from whet.data.sections import DataSection
 from whet.model.sections import ModelSection
 from whet.reward.sections import RewardPartSection, RewardSection, SandboxSection
 from whet.rollout.sections import SamplingSection
-from whet.settings.bounds import MOST_ROWS, MOST_SAMPLES, MOST_SEED, MOST_STEPS
+from whet.settings.bounds import MOST_REPEATS, MOST_ROWS, MOST_SAMPLES, MOST_SEED, MOST_STEPS, MOST_TOKENS
 from whet.settings.layers import merged, validated
 from whet.settings.sections import Section, Temperature
 from whet.training.config import EvaluationConfig, idle_data_keys, origin_of
@@ -29,41 +29,45 @@ def _listed(value: Any) -> Any:
 
 
 Names = Annotated[tuple[str, ...], BeforeValidator(_listed)]  # also as text: --set compare=ppo,dpo
+# numbers by what they count, which says how large they may be
+Count = Annotated[int, Field(ge=1, le=MOST_ROWS)]  # of rows or prompts
+CountOrNone = Annotated[int, Field(ge=0, le=MOST_ROWS)]
+Samples = Annotated[int, Field(ge=1, le=MOST_SAMPLES)]
+Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
+Repeats = Annotated[int, Field(ge=1, le=MOST_REPEATS)]
+Steps = Annotated[int, Field(ge=1, le=MOST_STEPS)]
+StepsOrNone = Annotated[int, Field(ge=0, le=MOST_STEPS)]
+Seed = Annotated[int, Field(ge=0, le=MOST_SEED)]
+Epochs = Annotated[float, Field(ge=1e-6, le=1000)]
+EpochsOrNone = Annotated[float, Field(ge=0, le=1000)]
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class PipelineReport(Section):
     """How often a training inside a pipeline saves."""
 
-    save_every: int = Field(
-        0, ge=0, le=MOST_STEPS, description="training steps between checkpoints; 0: by their cost, as in a run"
-    )
+    save_every: StepsOrNone = Field(0, description="training steps between checkpoints; 0: by their cost, as in a run")
 
 
 class PipelineEval(Section):
     """How every policy of a pipeline is measured."""
 
     source: str = Field("", description="file or hub id of eval prompts; a task brings its own held-out split")
-    prompts: int = Field(
-        200, ge=0, le=MOST_ROWS, description="held-out prompts that the policy is evaluated on; 0 is off"
-    )
+    prompts: CountOrNone = Field(200, description="held-out prompts that the policy is evaluated on; 0 is off")
     reward: RewardSection = Field(
         RewardSection(), description="what scores the held-out completions; empty: the task's own reward"
     )
     by: str = Field("", description="column of the eval rows; each of its values is an eval set of its own")
-    samples: int = Field(
-        1, ge=1, le=MOST_SAMPLES, description="completions drawn per prompt for pass@k and the majority vote; 1: none"
-    )
+    samples: Samples = Field(1, description="completions drawn per prompt for pass@k and the majority vote; 1: none")
     temperature: Temperature = Field(1.0, description="sampling temperature of those samples")
-    sampled_prompts: int = Field(
-        0, ge=0, le=MOST_ROWS, description="prompts of each eval set that samples are drawn for; 0: all"
-    )
+    sampled_prompts: CountOrNone = Field(0, description="prompts of each eval set that samples are drawn for; 0: all")
 
 
 class PipelineSettings(Section):
     """What every pipeline has."""
 
     pipeline: str = Field(description="its name, as `whet pipeline` lists it")
-    seed: int = Field(0, ge=0, le=MOST_SEED, description="random seed of the pipeline")
+    seed: Seed = Field(0, description="random seed of the pipeline")
     folder: str = Field("", description="folder of the pipeline; empty: the next free one under runs/")
     model: ModelSection = Field(ModelSection(), description="the policy to begin with")
     data: DataSection = DataSection()
