@@ -13,6 +13,7 @@ from whet.data.distillation_target import TEMPLATES
 from whet.objective import catalogue
 from whet.settings.layers import merged
 from whet.settings.sections import Section
+from whet.tools.pipelines import amounts
 from whet.tools.pipelines.library.choices import RejectionChoice, RLChoice, SFTChoice
 from whet.tools.pipelines.library.distilling import MOST_LAYERS, CompareEntry, MatchedEntry, StudentEntry
 from whet.tools.pipelines.library.entry import StageEntry
@@ -20,7 +21,7 @@ from whet.tools.pipelines.library.evaluation import NOBODY, EvalEntry
 from whet.tools.pipelines.library.sampling import MixEntry, MixSource
 from whet.tools.pipelines.library.trainings import RLEntry, SFTEntry
 from whet.tools.pipelines.r1 import require_reward
-from whet.tools.pipelines.settings import CountOrNone, Names, Pipeline, PipelineSettings, can_evaluate
+from whet.tools.pipelines.settings import Names, Pipeline, PipelineSettings, can_evaluate
 from whet.types import WhetError, did_you_mean
 
 STUDENT, READ, TAUGHT, TRACES, KEPT = "student", "demonstrations", "warm-student", "traces", "kept-traces"
@@ -58,8 +59,8 @@ class DistillSettings(PipelineSettings):
     teacher_rl: RLChoice = Field(RLChoice(), description="makes the teacher on a task, where none is given")
     student: StudentChoice = StudentChoice()
     demonstrations: str = Field("", description="that the student sees before anything else; a task: its own")
-    warm_rows: CountOrNone = Field(0, description="demonstrations of that warm-up; 0: all of a file")
-    reading_rows: CountOrNone = Field(
+    warm_rows: amounts.CountOrNone = Field(0, description="demonstrations of that warm-up; 0: all of a file")
+    reading_rows: amounts.CountOrNone = Field(
         0,
         description="demonstrations of the warm-up that stand next to their prompt too, as a student reads them where "
         "it teaches itself; 0: it can use what it reads, as models that follow instructions can",
@@ -90,10 +91,8 @@ class DistillSettings(PipelineSettings):
     }
 
     def idle(self) -> dict[str, str]:
-        idle = super().idle()
-        if self.teacher:
-            idle["teacher_rl"] = "has no effect: the teacher is given; drop one of them"
-        return idle
+        why = "has no effect: the teacher is given; drop one of them"
+        return super().idle() | ({"teacher_rl": why} if self.teacher else {})
 
 
 def distill_entries(settings: DistillSettings) -> list[StageEntry]:

@@ -7,19 +7,20 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from whet.tools.pipelines import amounts
 from whet.tools.pipelines.library.choices import RejectionChoice, SFTChoice
 from whet.tools.pipelines.library.entry import StageEntry
 from whet.tools.pipelines.library.evaluation import with_evals
 from whet.tools.pipelines.library.sampling import MixEntry, MixSource
 from whet.tools.pipelines.library.trainings import SFTEntry
 from whet.tools.pipelines.r1 import require_reward
-from whet.tools.pipelines.settings import Pipeline, PipelineSettings, Repeats
+from whet.tools.pipelines.settings import Pipeline, PipelineSettings
 
 
 class RejectionSettings(PipelineSettings):
     """Sample, keep what is right, imitate it; again from what came of that."""
 
-    rounds: Repeats = Field(2, description="how often completions are sampled and imitated")
+    rounds: amounts.Repeats = Field(2, description="how often completions are sampled and imitated")
     rejection: RejectionChoice = RejectionChoice()
     sft: SFTChoice = Field(SFTChoice(), description="imitation of what was kept")
     start: Literal["base", "last"] = Field(

@@ -9,14 +9,15 @@ from pydantic import Field, model_validator
 
 from whet.settings.layers import merged
 from whet.settings.sections import Section, Table, Temperature
+from whet.tools.pipelines import amounts
 from whet.tools.pipelines.library.sampling import RejectionEntry, RejectionRule, SampleEntry
-from whet.tools.pipelines.settings import TRAIN_KEYS, CountOrNone, Epochs, Samples, StepsOrNone
+from whet.tools.pipelines.settings import TRAIN_KEYS
 
 
 class TrainingChoice(Section):
     """How a stage trains. Keys that are not its own are the training's: `sft.batch.rows_per_step=64`."""
 
-    epochs: Epochs = Field(1.0, description="passes over its rows or prompts")
+    epochs: amounts.Epochs = Field(1.0, description="passes over its rows or prompts")
     train: Table = Field({}, description=f"settings of the training: {TRAIN_KEYS}")
 
     @model_validator(mode="before")
@@ -37,22 +38,22 @@ class TrainingChoice(Section):
 class SFTChoice(TrainingChoice):
     """A stage of imitation, or another that learns from rows."""
 
-    epochs: Epochs = Field(2.0, description="passes over its rows; train.steps wins")
+    epochs: amounts.Epochs = Field(2.0, description="passes over its rows; train.steps wins")
 
 
 class RLChoice(TrainingChoice):
     """A stage of reinforcement learning."""
 
     method: str = Field("grpo", description="a policy method of `whet algorithms`")
-    epochs: Epochs = Field(1.0, description="passes over its prompts, where steps is 0")
-    steps: StepsOrNone = Field(0, description="steps; 0: as many as `epochs` passes take")
+    epochs: amounts.Epochs = Field(1.0, description="passes over its prompts, where steps is 0")
+    steps: amounts.StepsOrNone = Field(0, description="steps; 0: as many as `epochs` passes take")
 
 
 class RejectionChoice(RejectionRule):
     """What is sampled from a model, and what of it is learned from."""
 
-    prompts: CountOrNone = Field(0, description="only the first of the training prompts; 0: all")
-    completions: Samples = Field(4, description="drawn per prompt")
+    prompts: amounts.CountOrNone = Field(0, description="only the first of the training prompts; 0: all")
+    completions: amounts.Samples = Field(4, description="drawn per prompt")
     temperature: Temperature = Field(1.0, description="sampling temperature")
 
     def entries(

@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import tomli_w
 from pydantic import Field
@@ -20,7 +20,9 @@ from whet.record.text import count_of, percent
 from whet.reward.repetition import repetition
 from whet.reward.safety import is_refusal, safety
 from whet.settings.sections import Section
-from whet.tools.pipelines.library.entry import Composition, Model, StageEntry, StageInput, StageWork, Wanted
+from whet.tools.pipelines import amounts
+from whet.tools.pipelines.library import takes
+from whet.tools.pipelines.library.entry import Composition, StageEntry, StageInput, StageWork
 from whet.tools.pipelines.library.evaluation import POLICY, eval_config
 from whet.tools.pipelines.library.judging import (
     FIRST,
@@ -35,6 +37,7 @@ from whet.tools.pipelines.library.judging import (
 from whet.tools.pipelines.library.sampler import (
     ModelSampler,
     Row,
+    WrittenChunk,
     chunk_size,
     completion_rows,
     model_sampler,
@@ -44,7 +47,7 @@ from whet.tools.pipelines.library.sampler import (
     task_reviews,
     training_prompts,
 )
-from whet.tools.pipelines.settings import Count, PipelineSettings, Repeats, Tokens, can_evaluate, sampling_config
+from whet.tools.pipelines.settings import PipelineSettings, can_evaluate, sampling_config
 from whet.tools.pipelines.stages import StageCost, stage_result
 from whet.types import Message, Prompt, Sample, Sampling, WhetError, did_you_mean
 
@@ -214,16 +217,12 @@ def conduct(violated: Sequence[Sequence[str]], lengths: Sequence[int]) -> dict[s
     return {"clean": sum(not kinds for kinds in violated) / total, **shares, "characters": sum(lengths) / total}
 
 
-class ConstitutionExamplesEntry(
-    StageEntry,
-    kind="constitution_examples",
-    gives=("rows",),
-    uses=("seed", "data"),
-    says="examples of answering, criticising, revising and comparing, written by the task",
-):
+class ConstitutionExamplesEntry(StageEntry, kind="constitution_examples", gives=("rows",), uses=("seed", "data")):
     """Examples of answering, criticising, revising and comparing, written by the task."""
 
-    count: Count = Field(512, description="prompts of the task")
+    says: ClassVar[str] = "examples of answering, criticising, revising and comparing, written by the task"
+
+    count: amounts.Count = Field(512, description="prompts of the task")
 
     def work(self, run: StageWork) -> Mapping[str, Any]:
         (principle,) = TASK_PRINCIPLES
@@ -258,8 +257,8 @@ class Revising(Section):
     """How completions are criticised and revised."""
 
     constitution: str = Field("", description="TOML file of principles; empty: the built-in one, or the task's own")
-    critiques: Repeats = Field(4, description="times that a completion is criticised and revised")
-    critique_tokens: Tokens = Field(128, description="tokens of a critique")
+    critiques: amounts.Repeats = Field(4, description="times that a completion is criticised and revised")
+    critique_tokens: amounts.Tokens = Field(128, description="tokens of a critique")
     forbidden: str = FORBIDDEN
 
 
@@ -268,8 +267,10 @@ class RevisionsEntry(
 ):
     """Completions, criticised and revised under principles: the last revisions are demonstrations."""
 
-    model: Model = Field("", description="the stage or model that writes and criticises; empty: the pipeline's model")
-    count: Count = Field(1024, description="prompts whose completions are revised")
+    model: takes.Model = Field(
+        "", description="the stage or model that writes and criticises; empty: the pipeline's model"
+    )
+    count: amounts.Count = Field(1024, description="prompts whose completions are revised")
 
     def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
         if self.forbidden and "=" not in self.forbidden:
@@ -377,20 +378,16 @@ class RevisionsEntry(
         return rows
 
 
-class ConductEntry(
-    StageEntry,
-    kind="conduct",
-    gives=("metrics",),
-    uses=("seed", "model", "sampling", "data", "eval"),
-    says="violations in completions of {model} to held-out prompts, by rules that no model sees",
-):
+class ConductEntry(StageEntry, kind="conduct", gives=("metrics",), uses=("seed", "model", "sampling", "data", "eval")):
     """Violations in completions to the held-out prompts, by rules that no model sees."""
 
-    model: Model = Field("", description="the stage or model that is measured; empty: the pipeline's model")
+    says: ClassVar[str] = "violations in completions of {model} to held-out prompts, by rules that no model sees"
+
+    model: takes.Model = Field("", description="the stage or model that is measured; empty: the pipeline's model")
     forbidden: str = FORBIDDEN
 
     def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
-        held_out = composition.find(self, "eval.source", composition.settings.eval.source, Wanted(("rows",)))
+        held_out = composition.find(self, "eval.source", composition.settings.eval.source, takes.InputRule(("rows",)))
         prompts = replace(held_out, count=len(self.asked(composition.settings)))
         return {**super().find_inputs(composition), "prompts": prompts}
 
@@ -409,19 +406,16 @@ class ConductEntry(
 
     def work(self, run: StageWork) -> Mapping[str, Any]:
         config, prompts = eval_config(run.settings, run.model("model")), self.asked(run.settings)
-        rows = completion_rows(
-            run.folder / CONDUCT,
-            config,
-            prompts,
-            1,
-            lambda number: (config.seed, 11, number),
-            lambda _, asked, written, number: {
-                "violations": [
-                    violations(prompt, sample.completion, is_forbidden(self.forbidden, prompt))
-                    for prompt, (sample,) in zip(asked, written, strict=True)
-                ]
-            },
-        )
+
+        def measure(chunk: WrittenChunk) -> dict[str, Sequence[Any]]:
+            broken = [
+                violations(prompt, sample.completion, is_forbidden(self.forbidden, prompt))
+                for prompt, sample in chunk.pairs
+            ]
+            return {"violations": broken}
+
+        seed = config.seed
+        rows = completion_rows(run.folder / CONDUCT, config, prompts, 1, lambda number: (seed, 11, number), measure)
         metrics = conduct([row["violations"] for row in rows], [len(row["completions"][0]) for row in rows])
         shares = ", ".join(f"{name} {percent(share)}" for name, share in metrics.items() if name != "characters")
         return stage_result(
@@ -433,7 +427,7 @@ class Reasoning(PairLabels):
     """Whether a model says why it prefers a completion."""
 
     reason: bool = Field(False, description="it writes its reasons first; then labels are held between 0.4 and 0.6")
-    reason_tokens: Tokens = Field(128, description="tokens of those reasons")
+    reason_tokens: amounts.Tokens = Field(128, description="tokens of those reasons")
 
 
 class PrincipledPairsEntry(JudgedPairsEntry, Reasoning, kind="principled_pairs"):

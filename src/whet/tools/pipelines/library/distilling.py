@@ -10,19 +10,10 @@ from pydantic import Field
 from whet.record.metrics.intervals import corrected, paired_test
 from whet.record.speed import FORWARD
 from whet.record.text import count_of, number, percent
-from whet.tools.pipelines.library.entry import (
-    OUTPUT_FILES,
-    RESULT,
-    Composition,
-    Model,
-    OptionalModel,
-    Result,
-    StageEntry,
-    StageInput,
-    StageWork,
-)
+from whet.tools.pipelines import amounts
+from whet.tools.pipelines.library import takes
+from whet.tools.pipelines.library.entry import OUTPUT_FILES, Composition, StageEntry, StageInput, StageWork
 from whet.tools.pipelines.library.trainings import Passes, RLEntry
-from whet.tools.pipelines.settings import Seed
 from whet.tools.pipelines.stages import StageCost, stage_result
 from whet.tools.pipelines.training import RUN, total_steps, train_run, trained_result, training_cost
 from whet.types import WhetError
@@ -35,15 +26,15 @@ CLOSE, MOST_EXTENSIONS = 0.95, 6
 class StudentEntry(StageEntry, kind="student", gives=("model",)):
     """A smaller model: some layers of another one, its shape with new weights, or a model that is there already."""
 
-    teacher: Model = Field(description="the stage or model that the student learns from later")
-    source: OptionalModel = Field(
+    teacher: takes.Model = Field(description="the stage or model that the student learns from later")
+    source: takes.OptionalModel = Field(
         "", description="the student, where it is a model already; empty: made out of the teacher"
     )
     layers: int = Field(
         0, ge=0, le=MOST_LAYERS, description="layers of the teacher that the student keeps; 0: all of them"
     )
     from_scratch: bool = Field(False, description="draw its weights anew instead of copying the teacher's")
-    seed: Seed = Field(0, description="random seed of new weights")
+    seed: amounts.Seed = Field(0, description="random seed of new weights")
 
     def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
         if self.source and (self.layers or self.from_scratch):
@@ -77,12 +68,12 @@ class MatchedEntry(RLEntry, kind="matched_rl"):
 
     unplanned: ClassVar[frozenset[str]] = frozenset({"student", "traces", "imitation"})
 
-    teacher: OptionalModel = Field(
+    teacher: takes.OptionalModel = Field(
         "", description="the stage or model that grades tokens, where the method has a teacher"
     )
-    student: Result = Field(description="the stage that made the student")
-    traces: Result = Field(description="the stage that sampled the teacher")
-    imitation: Result = Field(description="the stage that learned from those traces")
+    student: takes.Result = Field(description="the stage that made the student")
+    traces: takes.Result = Field(description="the stage that sampled the teacher")
+    imitation: takes.Result = Field(description="the stage that learned from those traces")
 
     def more(self, run: StageWork) -> Mapping[str, Any]:
         values = super().more(run)
@@ -147,7 +138,7 @@ def operations(weights: int, tokens: int, passes: Passes) -> float:
 class CompareEntry(StageEntry, kind="compare", gives=("metrics",)):
     """Evals of several models on the same prompts: who is right more often, and by more than chance."""
 
-    evals: Annotated[tuple[str, ...], RESULT] = Field(
+    evals: Annotated[tuple[str, ...], takes.RESULT] = Field(
         min_length=2, description="stages of kind eval; all with the first"
     )
 

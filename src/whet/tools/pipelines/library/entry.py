@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -20,7 +20,8 @@ from whet.data.contamination import require_clean
 from whet.data.source import parse_source
 from whet.reward.sections import RewardSection
 from whet.settings.sections import Section
-from whet.tools.pipelines.settings import PipelineSettings, sampling_config, shared_values
+from whet.tools.pipelines.library.takes import RESULT, InputRule, Output
+from whet.tools.pipelines.settings import PipelineSettings, answer_reward, sampling_config, shared_values
 from whet.tools.pipelines.stages import (
     FinishedStage,
     Stage,
@@ -33,35 +34,10 @@ from whet.tools.pipelines.stages import (
 from whet.tools.pipelines.training import trained_model
 from whet.types import WhetError, did_you_mean
 
-# what a stage leaves behind for others, and the file that it lies in; a model is a run folder
-Output = Literal["model", "reward_model", "rows", "completions", "pairs", "metrics"]
+# the file that an output lies in; a model is a run folder
 OUTPUT_FILES: Mapping[str, str] = {"rows": "rows.jsonl", "completions": "completions.jsonl", "pairs": "pairs.jsonl"}
 NAMES = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
 Done = Mapping[str, FinishedStage]
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What a field of an entry may name: an earlier stage that leaves one of these, or something of the user's."""
-
-    outputs: tuple[Output, ...]
-    is_needed: bool = True  # or the field may be empty
-    key: str = ""  # the input's name; empty: the field's
-    own: Literal["", "model", "data"] = ""  # what of the pipeline's own an empty field stands for
-
-
-Model = Annotated[str, Wanted(("model",), own="model")]
-Prompts = Annotated[str, Wanted(("rows", "completions"), own="data")]
-Completions = Annotated[str, Wanted(("completions",))]
-Rows = Annotated[str, Wanted(("rows",))]
-OptionalRows = Annotated[str, Wanted(("rows",), is_needed=False)]
-OptionalPairs = Annotated[str, Wanted(("pairs",), is_needed=False)]
-OptionalModel = Annotated[str, Wanted(("model",), is_needed=False)]
-RewardModel = Annotated[str, Wanted(("reward_model",))]
-OptionalRewardModel = Annotated[str, Wanted(("reward_model",), is_needed=False)]
-RESULT = Wanted(("metrics", "model", "completions", "rows", "pairs"))  # whatever the stage leaves: its result is read
-Result = Annotated[str, RESULT]
-OptionalResult = Annotated[str, replace(RESULT, is_needed=False)]
 
 
 @dataclass(frozen=True)
@@ -172,7 +148,7 @@ class StageWork:
 class StageEntry(Section):
     """One stage of a pipeline, as Python and a pipeline file write it."""
 
-    kind: ClassVar[str]  # how a pipeline file calls it; this and the next three are keywords of a class
+    kind: ClassVar[str]  # how a pipeline file calls it; this and the next two are keywords of a class
     gives: ClassVar[tuple[Output, ...]]  # what it leaves for other stages
     uses: ClassVar[tuple[str, ...]] = ()  # shared settings that its outcome depends on
     says: ClassVar[str] = ""  # one line for the user, with fields and labels of inputs in braces
@@ -183,10 +159,10 @@ class StageEntry(Section):
     name: str = Field(pattern=NAMES, max_length=60, description="name of the stage; others refer to it")
 
     def __init_subclass__(
-        cls, kind: str = "", gives: tuple[Output, ...] = (), uses: tuple[str, ...] = (), says: str = "", **more: Any
+        cls, kind: str = "", gives: tuple[Output, ...] = (), uses: tuple[str, ...] = (), **more: Any
     ) -> None:
         super().__init_subclass__(**more)
-        for name, value in (("kind", kind), ("gives", gives), ("uses", uses), ("says", says)):
+        for name, value in (("kind", kind), ("gives", gives), ("uses", uses)):
             if value:  # else that of the class it derives from
                 setattr(cls, name, value)
 
@@ -194,7 +170,7 @@ class StageEntry(Section):
         """What its fields name, by what it is to the stage; WhetError where one is missing or could not be used."""
         inputs: dict[str, StageInput] = {}
         fields = type(self).model_fields.items()
-        named = [(name, part) for name, info in fields for part in info.metadata if isinstance(part, Wanted)]
+        named = [(name, part) for name, info in fields for part in info.metadata if isinstance(part, InputRule)]
         for name, wanted in sorted(named, key=lambda field: not field[1].is_needed):
             value = getattr(self, name)
             if not isinstance(value, str):  # several stages, each an input of its own
@@ -220,8 +196,9 @@ class StageEntry(Section):
         return {"kind": self.kind, **own, **shared_values(run.settings, self.uses)}
 
     def rewards(self, settings: PipelineSettings) -> Sequence[RewardSection]:
-        """The rewards that score in it; their files are among its inputs."""
-        return ()
+        """The rewards that score in it, its own and where it evaluates that of the eval: their files are its inputs."""
+        own = [value for _, value in self if isinstance(value, RewardSection)]
+        return [*own, answer_reward(settings)] if "eval" in self.uses else own
 
     def cost(self, run: StageWork) -> StageCost:
         """What it is expected to take."""
@@ -234,7 +211,7 @@ class StageEntry(Section):
     def stage(self, composition: Composition) -> Stage:
         """The stage to run, its inputs found among the earlier ones; WhetError where one is missing."""
         settings, inputs = composition.settings, self.find_inputs(composition)
-        plan, sources = StageWork(settings, inputs), [found for found in inputs.values() if found.source]
+        plan, sources = StageWork(settings, inputs), [named for named in inputs.values() if named.source]
         if self.learns:
             for rows in sources:
                 if not rows.is_model:
@@ -244,10 +221,10 @@ class StageEntry(Section):
             from whet.training.assembly.fingerprints import data_digest, model_digest, reward_file_digests
 
             own = {
-                f"{'model' if found.is_model else 'rows'} {found.source}": (
-                    model_digest(found.source) if found.is_model else data_digest(found.source)
+                f"{'model' if named.is_model else 'rows'} {named.source}": (
+                    model_digest(named.source) if named.is_model else data_digest(named.source)
                 )
-                for found in sources
+                for named in sources
             }
             return {**own, **reward_file_digests(list(self.rewards(settings)))}
 
@@ -257,10 +234,10 @@ class StageEntry(Section):
             lambda folder, done: self.work(StageWork(settings, inputs, folder, done)),
             self.depends_on(plan),
             measures=self.measures(composition),
-            reads=tuple(dict.fromkeys(found.stage for found in inputs.values() if found.stage)),
+            reads=tuple(dict.fromkeys(named.stage for named in inputs.values() if named.stage)),
             inputs=digests,
             plan=StagePlan(
-                {key: found.planned for key, found in inputs.items() if key not in self.unplanned},
+                {key: named.planned for key, named in inputs.items() if key not in self.unplanned},
                 OUTPUT_FILES.get(self.gives[0], self.gives[0]),
                 self.cost(plan),
             ),
@@ -276,7 +253,7 @@ class Composition:
     later: frozenset[str] = frozenset()  # names of the entries to come
     trained_on: dict[str, str] = field(default_factory=dict)  # a source of the user's -> the stage that learns from it
 
-    def find(self, entry: StageEntry, key: str, named: str, wanted: Wanted) -> StageInput:
+    def find(self, entry: StageEntry, key: str, named: str, wanted: InputRule) -> StageInput:
         """What a field of an entry names: an output of an earlier stage (or STAGE/FILE, one of its files), else the
         user's model, reward model or rows."""
         is_model = bool({"model", "reward_model"} & {*wanted.outputs}) and wanted.outputs != RESULT.outputs
@@ -298,7 +275,7 @@ class Composition:
             raise self._missing(entry, key, named, "a file, task:NAME or hub:owner/name")
         return StageInput(source=named, is_model=is_model)
 
-    def _stage(self, entry: StageEntry, key: str, named: str, wanted: Wanted) -> StageInput | None:
+    def _stage(self, entry: StageEntry, key: str, named: str, wanted: InputRule) -> StageInput | None:
         """What an earlier stage leaves; None where no stage is called that."""
         name, _, file = named.partition("/")
         if name in self.later:

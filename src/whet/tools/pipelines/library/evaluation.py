@@ -18,16 +18,8 @@ from whet.record.metrics.intervals import IntervalEstimate, mean_estimate, share
 from whet.record.metrics.pass_at_k import pass_curve, vote_curve
 from whet.record.text import count_of, percent
 from whet.reward.majority import voted_answer
-from whet.reward.sections import RewardSection
-from whet.tools.pipelines.library.entry import (
-    OUTPUT_FILES,
-    Composition,
-    Model,
-    StageEntry,
-    StageInput,
-    StageWork,
-    Wanted,
-)
+from whet.tools.pipelines.library import takes
+from whet.tools.pipelines.library.entry import OUTPUT_FILES, Composition, StageEntry, StageInput, StageWork
 from whet.tools.pipelines.library.sampler import ModelSampler, Row, chunk_size, prompt_row, sampled_rows
 from whet.tools.pipelines.settings import PipelineSettings, answer_reward, can_evaluate, sampling_config
 from whet.tools.pipelines.stages import Stage, StageCost, read_json_lines, stage_result
@@ -88,14 +80,14 @@ def _bounds(estimate: IntervalEstimate) -> Measured:
     return estimate.value, estimate.low, estimate.high
 
 
-class EvalEntry(
-    StageEntry, kind="eval", gives=("metrics",), uses=("seed", "model", "sampling", "eval"), says="evaluate {model}"
-):
+class EvalEntry(StageEntry, kind="eval", gives=("metrics",), uses=("seed", "model", "sampling", "eval")):
     """A model on the held-out prompts."""
+
+    says: ClassVar[str] = "evaluate {model}"
 
     cosmetic: ClassVar[frozenset[str]] = frozenset({"name", "against", "who"})
 
-    model: Model = Field("", description="the stage or model that is measured; empty: the pipeline's model")
+    model: takes.Model = Field("", description="the stage or model that is measured; empty: the pipeline's model")
     against: str = Field(
         "", description="the eval that it is compared with, where stages branch; empty: the one before; none: nobody"
     )
@@ -119,9 +111,6 @@ class EvalEntry(
         values["eval"]["reward"] = answer_reward(run.settings).model_dump(mode="json")
         return {**values, "data": run.settings.data.model_dump(mode="json", exclude={"count", "limit"})}
 
-    def rewards(self, settings: PipelineSettings) -> Sequence[RewardSection]:
-        return (answer_reward(settings),)
-
     def cost(self, run: StageWork) -> StageCost:
         settings = run.settings
         prompts = eval_prompts(settings, eval_config(settings, ""))
@@ -143,7 +132,7 @@ class EvalEntry(
 def eval_input(entry: StageEntry, composition: Composition) -> StageInput:
     """The held-out prompts."""
     source = composition.settings.eval.source or composition.settings.data.source
-    return composition.find(entry, "eval.source", source, Wanted(("rows",)))
+    return composition.find(entry, "eval.source", source, takes.InputRule(("rows",)))
 
 
 def eval_config(settings: PipelineSettings, model: str) -> EvaluationConfig:
@@ -198,15 +187,15 @@ def measured(run: StageWork, model: str) -> dict[str, Any]:
             by_set.setdefault(row["set"], []).append(row)
     if len(by_set) == 2:  # one set is all there is
         by_set = {ALL: rows}
-    sets = {name: set_measures(some) for name, some in by_set.items()}
+    sets = {name: set_measures(set_rows) for name, set_rows in by_set.items()}
     metrics = {name: value for name, (value, _, _) in sets[ALL].items()}
     rewards = [row["reward"] for row in rows if row["reward"] is not None]
     metrics |= {"reward": fmean(rewards)} if rewards else {}
-    for name, some in by_set.items():
+    for name, set_rows in by_set.items():
         if name != ALL and "accuracy" in sets[name]:
             metrics[f"accuracy_{name}"] = sets[name]["accuracy"][0]
         elif name != ALL:
-            metrics[f"reward_{name}"] = fmean(row["reward"] or 0.0 for row in some)
+            metrics[f"reward_{name}"] = fmean(row["reward"] or 0.0 for row in set_rows)
     drawn = sum(len(row.get("sample_right", ())) for row in rows)
     tokens = sum(row["tokens"] + sum(row.get("sample_tokens", ())) for row in rows)
     return stage_result(
@@ -299,15 +288,12 @@ STRETCHES = 5  # of the training
 FEWEST = 20  # completions on either side, below which two shares are not compared
 
 
-class RecheckEntry(
-    StageEntry,
-    kind="recheck",
-    gives=("metrics",),
-    says="length and re-checks of the completions that {training} was trained on",
-):
+class RecheckEntry(StageEntry, kind="recheck", gives=("metrics",)):
     """The completions that a stage of RL was trained on: their length and their re-checks, early and late."""
 
-    training: Model = Field("", description="the stage of kind rl whose completions are read")
+    says: ClassVar[str] = "length and re-checks of the completions that {training} was trained on"
+
+    training: takes.Model = Field("", description="the stage of kind rl whose completions are read")
 
     def work(self, run: StageWork) -> Mapping[str, Any]:
         return recheck_result(read_json_lines(Path(run.model("training")) / SAMPLES))

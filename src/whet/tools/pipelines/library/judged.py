@@ -25,27 +25,15 @@ from whet.record.metrics.win_rate import (
     win_shares_by_length,
 )
 from whet.record.text import count_of, number, percent
-from whet.reward.sections import RewardSection
-from whet.tools.pipelines.library.entry import (
-    RESULT,
-    Composition,
-    Model,
-    OptionalPairs,
-    OptionalResult,
-    OptionalRewardModel,
-    Result,
-    RewardModel,
-    Rows,
-    StageEntry,
-    StageInput,
-    StageWork,
-)
+from whet.tools.pipelines import amounts
+from whet.tools.pipelines.library import takes
+from whet.tools.pipelines.library.entry import Composition, StageEntry, StageInput, StageWork
 from whet.tools.pipelines.library.pairs import SplitPairsEntry
 from whet.tools.pipelines.library.sampler import (
     Measure,
     ModelSampler,
     Row,
-    Written,
+    WrittenChunk,
     chunk_size,
     completion_rows,
     model_sampler,
@@ -53,17 +41,10 @@ from whet.tools.pipelines.library.sampler import (
     summed_logp,
 )
 from whet.tools.pipelines.library.trainings import SELECTION, choices_within
-from whet.tools.pipelines.settings import (
-    PipelineSettings,
-    Samples,
-    Seed,
-    answer_reward,
-    can_evaluate,
-    sampling_config,
-)
+from whet.tools.pipelines.settings import can_evaluate, sampling_config
 from whet.tools.pipelines.stages import StageCost, stage_result
 from whet.training.config import EvaluationConfig
-from whet.types import Prompt, Sample
+from whet.types import Sample
 
 REWARD_MODEL, JUDGE, TRUTH = "reward_model", "judge", "truth"
 FAR = 10.0  # nats: the start would write such a completion once in e^10 = 22,000 times
@@ -281,17 +262,23 @@ class JudgedEntry(StageEntry, kind="judged", gives=("metrics",), uses=("seed", "
     unplanned: ClassVar[frozenset[str]] = frozenset({"start", "judge", "reward model", "against", "pairs", "cost of"})
     cosmetic: ClassVar[frozenset[str]] = frozenset({"name", "who", "number"})
 
-    policy: Model = Field("", description="the stage or model that is judged; empty: the pipeline's model")
-    start: Model = Field("", description="the stage or model that the KL is measured from; empty: the pipeline's model")
-    prompts: Rows = Field(description="an earlier stage or a file; an answer makes the truth known")
-    judge: RewardModel = Field(description="a stage or folder of a reward model that nothing is trained against")
-    reward_model: OptionalRewardModel = Field("", description="one that policies are trained against; empty: none")
-    against: OptionalResult = Field(
+    policy: takes.Model = Field("", description="the stage or model that is judged; empty: the pipeline's model")
+    start: takes.Model = Field(
+        "", description="the stage or model that the KL is measured from; empty: the pipeline's model"
+    )
+    prompts: takes.Rows = Field(description="an earlier stage or a file; an answer makes the truth known")
+    judge: takes.RewardModel = Field(description="a stage or folder of a reward model that nothing is trained against")
+    reward_model: takes.OptionalRewardModel = Field(
+        "", description="one that policies are trained against; empty: none"
+    )
+    against: takes.OptionalResult = Field(
         "", description="the stage in which the start was judged; empty: this one judges the start"
     )
-    pairs: OptionalPairs = Field("", description="pairs whose tokens are counted, for the cost of learning from them")
-    completions: Samples = Field(4, description="that the policy writes to each prompt")
-    seed_offset: Seed = Field(0, description="sets its samples apart from those of other stages")
+    pairs: takes.OptionalPairs = Field(
+        "", description="pairs whose tokens are counted, for the cost of learning from them"
+    )
+    completions: amounts.Samples = Field(4, description="that the policy writes to each prompt")
+    seed_offset: amounts.Seed = Field(0, description="sets its samples apart from those of other stages")
     who: str = Field("", description="whose metrics these are; empty: the policy's name")
     number: int = Field(0, ge=0, le=1000, description="after which round")
 
@@ -303,13 +290,12 @@ class JudgedEntry(StageEntry, kind="judged", gives=("metrics",), uses=("seed", "
         return inputs
 
     def about(self, run: StageWork) -> str:
+        if self.says:
+            return super().about(run)
         text = f"{run.labels['policy']} answers the held-out prompts"
         if not self.against:
             return f"{text}: what the others are compared with"
         return f"{text}, and is judged against {run.labels['start']}"
-
-    def rewards(self, settings: PipelineSettings) -> Sequence[RewardSection]:
-        return (answer_reward(settings),)
 
     def measures(self, composition: Composition) -> tuple[str, int]:
         return self.who or self.policy or composition.settings.model.name, self.number
@@ -395,10 +381,6 @@ def judged_columns(run: StageWork, config: EvaluationConfig, knows_truth: bool) 
     }
     started_as = cache(lambda: model_sampler(run.settings, run.model("start")))
 
-    def by_prompt(values: Sequence[Any], written: Written) -> list[list[Any]]:
-        remaining = iter(values)
-        return [[next(remaining) for _ in samples] for samples in written]
-
     def log_ratios(sampler: ModelSampler, samples: Sequence[Sample]) -> list[float]:
         """SUM_t log pi / pi_start of each completion: its mean over the policy's own completions estimates the KL."""
         if run.model("policy") == run.model("start"):
@@ -407,35 +389,27 @@ def judged_columns(run: StageWork, config: EvaluationConfig, knows_truth: bool) 
         own, start = (summed_logp(model.runtime.policy, samples, temperature) for model in (sampler, started_as()))
         return [one - other for one, other in zip(own, start, strict=True)]
 
-    def measure(
-        sampler: ModelSampler, prompts: Sequence[Prompt], written: Written, number: int
-    ) -> dict[str, Sequence[Any]]:
-        samples = [sample for group in written for sample in group]
-        asked = [prompt for prompt, group in zip(prompts, written, strict=True) for _ in group]
-        columns: dict[str, Sequence[Any]] = {
-            "prompt_tokens": [_prompt_tokens(group[0]) for group in written],
-            "kl": by_prompt(log_ratios(sampler, samples), written),
-            **{name: by_prompt(network(asked, samples), written) for name, network in networks.items()},
+    def measure(chunk: WrittenChunk) -> dict[str, Sequence[Any]]:
+        prompts, samples = zip(*chunk.pairs, strict=True)
+        return {
+            "prompt_tokens": [_prompt_tokens(group[0]) for group in chunk.written],
+            "kl": chunk.by_prompt(log_ratios(chunk.sampler, samples)),
+            **{name: chunk.by_prompt(network(prompts, samples)) for name, network in networks.items()},
+            **({TRUTH: chunk.scores()} if knows_truth else {}),
         }
-        return columns | ({TRUTH: sampler.scores(None, prompts, written)} if knows_truth else {})
 
     return measure
 
 
-class BestOfEntry(
-    JudgedEntry,
-    kind="best_of_n",
-    says="{policy} writes n completions to each held-out prompt; the reward model chooses",
-):
+class BestOfEntry(JudgedEntry, kind="best_of_n"):
     """No training: the reward model chooses among n completions of the start policy to each prompt."""
 
-    most_n: Samples = Field(64, description="at most this n; less where the budget is spent before")
-    cost_of: OptionalResult = Field(
+    says: ClassVar[str] = "{policy} writes n completions to each held-out prompt; the reward model chooses"
+
+    most_n: amounts.Samples = Field(64, description="at most this n; less where the budget is spent before")
+    cost_of: takes.OptionalResult = Field(
         "", description="the training whose budget n spends on these prompts; empty: n is most_n"
     )
-
-    def about(self, run: StageWork) -> str:
-        return StageEntry.about(self, run)
 
     def most_completions(self) -> int:
         return self.most_n
@@ -458,19 +432,16 @@ class BestOfEntry(
         }
 
 
-class WaysEntry(
-    StageEntry,
-    kind="compare_ways",
-    gives=("metrics",),
-    says="all ways side by side: win rates, KL, length, what each spent",
-):
+class WaysEntry(StageEntry, kind="compare_ways", gives=("metrics",)):
     """Several ways to optimise one reward side by side: win rates, KL, length, what each spent."""
 
-    start: Result = Field(description="the stage in which the start was judged")
-    trainings: Annotated[dict[str, str], RESULT] = Field(
+    says: ClassVar[str] = "all ways side by side: win rates, KL, length, what each spent"
+
+    start: takes.Result = Field(description="the stage in which the start was judged")
+    trainings: Annotated[dict[str, str], takes.RESULT] = Field(
         description="way = the stage that trained it, or chose; its cost is compared"
     )
-    judged: Annotated[dict[str, str], RESULT] = Field(description="way = the stage in which it was judged")
+    judged: Annotated[dict[str, str], takes.RESULT] = Field(description="way = the stage in which it was judged")
 
     def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
         inputs = super().find_inputs(composition)

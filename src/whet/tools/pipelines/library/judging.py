@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
 from whet.record.text import count_of, percent
 from whet.settings.sections import Section, Table
-from whet.tools.pipelines.library.entry import Completions, Composition, Rows, StageEntry, StageInput, StageWork, Wanted
+from whet.tools.pipelines.library import takes
+from whet.tools.pipelines.library.entry import Composition, StageEntry, StageInput, StageWork
 from whet.tools.pipelines.library.pairs import PairRow, pair_row
 from whet.tools.pipelines.library.sampler import ModelSampler, Row, chunk_size, model_sampler, row_prompt
 from whet.tools.pipelines.stages import read_json_lines, stage_result, write_in_chunks
@@ -125,17 +126,13 @@ def judged_pairs(
 
 def judge_metrics(candidates: Sequence[CandidatePair], labels: Sequence[PairLabel]) -> dict[str, float]:
     """A judge where the truth is known: `judge_accuracy` counts flips, ties and unreadable answers as wrong."""
-    met = [
-        label.preference is not None and (label.preference - 0.5) * (float(candidate.truth or 0) - 0.5) > 0
-        for candidate, label in zip(candidates, labels, strict=True)
-        if candidate.has_winner
-    ]
+    counts, known = judged_pairs(candidates, labels)[1], sum(candidate.has_winner for candidate in candidates)
     total = max(1, len(labels))
     return {
-        "judge_accuracy": sum(met) / len(met) if met else math.nan,
-        "flip_rate": sum(label.flipped for label in labels) / total,
-        "tie_rate": sum(label.preference == 0.5 and not label.flipped for label in labels) / total,
-        "unreadable": sum(label.preference is None for label in labels) / total,
+        "judge_accuracy": counts["truth_met"] / known if known else math.nan,
+        "flip_rate": counts["flips"] / total,
+        "tie_rate": counts["ties"] / total,
+        "unreadable": counts["unreadable"] / total,
     }
 
 
@@ -159,15 +156,12 @@ def true_pairs(pairs: Sequence[PairRow], candidates: Sequence[CandidatePair]) ->
     return [candidate.ordered(candidate.truth == 1) for candidate in compared if candidate.has_winner]
 
 
-class JudgeExamplesEntry(
-    StageEntry,
-    kind="judge_examples",
-    gives=("rows",),
-    says="two completions of {completions} to each prompt, compared by their scores",
-):
+class JudgeExamplesEntry(StageEntry, kind="judge_examples", gives=("rows",)):
     """Demonstrations of judging, of scored completions: the letter of the better one, in both orders."""
 
-    completions: Completions = Field(
+    says: ClassVar[str] = "two completions of {completions} to each prompt, compared by their scores"
+
+    completions: takes.Completions = Field(
         "", description="the stage of kind sample whose completions are compared by their scores"
     )
 
@@ -206,10 +200,12 @@ class JudgeForm(Section):
 class ComparingEntry(StageEntry, JudgeForm, uses=("seed", "model", "sampling")):
     """What every stage has that asks a judge which of two completions is better."""
 
-    completions: Completions = Field(
+    completions: takes.Completions = Field(
         "", description="the stage of kind sample whose completions are compared, two per prompt"
     )
-    judge: str = Field("", description="the stage or model that judges; empty: the pipeline's, or settings.base_url")
+    judge: takes.Model = Field(
+        "", description="the stage or model that judges; empty: the pipeline's, or settings.base_url"
+    )
 
     def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
         from whet.reward.judge.ask import JudgeSettings
@@ -226,10 +222,9 @@ class ComparingEntry(StageEntry, JudgeForm, uses=("seed", "model", "sampling")):
         if server and self.verdict == "logp":
             raise WhetError("judge.verdict=logp needs a model in this process; a server is read as text")
         inputs = super().find_inputs(composition)
-        judge = (
-            {} if server else {"judge": composition.find(self, "judge", self.judge, Wanted(("model",), own="model"))}
-        )
-        return {"completions": inputs.pop("completions"), **judge, **inputs}
+        if server:
+            del inputs["judge"]
+        return inputs
 
     def ask(self, run: StageWork) -> Ask:
         """The judge, ready to be asked."""
@@ -290,15 +285,12 @@ def letter_preferences(sampler: ModelSampler, conversations: Sequence[Sequence[M
     return [normalised(float(first.sum()), float(second.sum())) for first, second in sampler.pair_logp(questions)]
 
 
-class JudgeEvalEntry(
-    ComparingEntry,
-    kind="judge_eval",
-    gives=("metrics",),
-    says="evaluate the judge on pairs it has not seen, in both orders",
-):
+class JudgeEvalEntry(ComparingEntry, kind="judge_eval", gives=("metrics",)):
     """A trained judge on the pairs that it did not learn from, in both orders."""
 
-    examples: Rows = Field("", description="the stage of kind judge_examples that the judge learned from")
+    says: ClassVar[str] = "evaluate the judge on pairs it has not seen, in both orders"
+
+    examples: takes.Rows = Field("", description="the stage of kind judge_examples that the judge learned from")
 
     def work(self, run: StageWork) -> Mapping[str, Any]:
         candidates = candidate_pairs(run.rows("completions"))[0]

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -14,15 +14,8 @@ from whet.data.sections import DataSection
 from whet.record.text import count_of, number, percent
 from whet.settings.bounds import MOST_ROWS
 from whet.settings.sections import Section
-from whet.tools.pipelines.library.entry import (
-    OUTPUT_FILES,
-    Completions,
-    OptionalPairs,
-    OptionalRows,
-    StageEntry,
-    StageWork,
-    Wanted,
-)
+from whet.tools.pipelines.library import takes
+from whet.tools.pipelines.library.entry import OUTPUT_FILES, StageEntry, StageWork
 from whet.tools.pipelines.library.sampler import prompt_row
 from whet.tools.pipelines.settings import PipelineSettings
 from whet.tools.pipelines.stages import stage_result
@@ -167,8 +160,8 @@ def is_longer(row: PairRow) -> float:
 class PairsEntry(StageEntry, kind="pairs", gives=("pairs",)):
     """Pairs from completions: the best of each prompt against the worst, or a demonstration against each."""
 
-    completions: Completions = Field("", description="the stage of kind sample whose completions are paired")
-    demonstrations: OptionalRows = Field(
+    completions: takes.Completions = Field("", description="the stage of kind sample whose completions are paired")
+    demonstrations: takes.OptionalRows = Field(
         "", description="the stage whose demonstrations were asked again: they are chosen, own completions rejected"
     )
     stop_share: float = Field(
@@ -213,7 +206,7 @@ def pairs_result(
 class PairSplit(Section):
     """How pairs are read, and which of them nobody learns from."""
 
-    held_out: OptionalPairs = Field(
+    held_out: takes.OptionalPairs = Field(
         "", description="file of pairs to measure on; empty: held_out_share of the prompts of pairs"
     )
     held_out_share: float = Field(0.2, gt=0, lt=1, description="share of the prompts of pairs, to measure on")
@@ -226,17 +219,12 @@ class PairSplit(Section):
     )
 
 
-class SplitPairsEntry(
-    StageEntry,
-    PairSplit,
-    kind="split_pairs",
-    gives=("pairs", "rows"),
-    uses=("seed", "data"),
-    says="preference pairs of {pairs}, split by prompt: two halves, and held-out ones",
-):
+class SplitPairsEntry(StageEntry, PairSplit, kind="split_pairs", gives=("pairs", "rows"), uses=("seed", "data")):
     """Pairs split by prompt: one half for the policy and its reward model, one for a judge, and held-out ones."""
 
-    data: Annotated[str, Wanted(("pairs",), key="pairs")] = Field(
+    says: ClassVar[str] = "preference pairs of {pairs}, split by prompt: two halves, and held-out ones"
+
+    data: Annotated[str, takes.InputRule(("pairs",), key="pairs")] = Field(
         "", description="the pairs: an earlier stage, a file, or task:NAME for its right and wrong ones"
     )
     rows: int = Field(1024, ge=8, le=MOST_ROWS, description="pairs that a task writes")

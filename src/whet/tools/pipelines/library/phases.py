@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from whet.record.metrics.intervals import share_interval, shares_apart
 from whet.record.metrics.win_rate import WinRate, change_with_interval, mean_with_interval, win_shares
 from whet.record.text import headline, number, percent
-from whet.tools.pipelines.library.entry import RESULT, Composition, Result, StageEntry, StageInput, StageWork
+from whet.tools.pipelines.library import takes
+from whet.tools.pipelines.library.entry import Composition, StageEntry, StageInput, StageWork
 from whet.tools.pipelines.library.evaluation import eval_input, measured
 from whet.tools.pipelines.library.judged import (
     JUDGE,
@@ -36,8 +37,10 @@ NOISE = 2.0  # standard errors
 SAMPLES = 6
 
 
-class MeasuredEntry(JudgedEntry, kind="measured", says="{policy}: held-out pairs, the judge and the reward"):
+class MeasuredEntry(JudgedEntry, kind="measured"):
     """Both metrics of a policy: preferences, by a judge and by held-out pairs, and the verifiable reward."""
+
+    says: ClassVar[str] = "{policy}: held-out pairs, the judge and the reward"
 
     def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
         if not can_evaluate(composition.settings):
@@ -46,9 +49,6 @@ class MeasuredEntry(JudgedEntry, kind="measured", says="{policy}: held-out pairs
                 "task as data"
             )
         return {**super().find_inputs(composition), "eval": eval_input(self, composition)}
-
-    def about(self, run: StageWork) -> str:
-        return StageEntry.about(self, run)
 
     def work(self, run: StageWork) -> Mapping[str, Any]:
         rows = self.write(run, self.completions)
@@ -106,13 +106,13 @@ def kept_verdict(what: str, before: float, after: float, change: WinRate, tolera
     return f"cannot be told: {words}, on {change.prompts}; measure on more"
 
 
-class PhaseCheckEntry(
-    StageEntry, kind="phase_check", gives=("metrics",), says="what each phase left of the one before it, with intervals"
-):
+class PhaseCheckEntry(StageEntry, kind="phase_check", gives=("metrics",)):
     """What each later phase left of the first, with intervals."""
 
-    start: Result = Field(description="the stage of kind measured of the first policy")
-    phases: Annotated[dict[str, str], RESULT] = Field(
+    says: ClassVar[str] = "what each phase left of the one before it, with intervals"
+
+    start: takes.Result = Field(description="the stage of kind measured of the first policy")
+    phases: Annotated[dict[str, str], takes.RESULT] = Field(
         min_length=2, description="phase = its stage of kind measured, in order"
     )
     taught: Literal["preference", "rl"] = Field(description="what the first phase teaches")

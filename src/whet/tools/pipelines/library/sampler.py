@@ -6,7 +6,8 @@ and a column for each thing that was measured. Rows are written in chunks that a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +145,33 @@ def sampled_rows(
     return read_json_lines(write_in_chunks(path, items, size, chunk_rows))
 
 
-Measure = Callable[[ModelSampler, Sequence[Prompt], Written, int], Mapping[str, Sequence[Any]]]  # of a numbered chunk
+@dataclass(frozen=True)
+class WrittenChunk:
+    """Some prompts and the completions to each of them."""
+
+    sampler: ModelSampler
+    number: int
+    prompts: Sequence[Prompt]
+    written: Written
+
+    @property
+    def pairs(self) -> list[tuple[Prompt, Sample]]:
+        """Every completion with its prompt."""
+        return [
+            (prompt, sample) for prompt, samples in zip(self.prompts, self.written, strict=True) for sample in samples
+        ]
+
+    def by_prompt(self, values: Iterable[Any]) -> list[list[Any]]:
+        """Values of all completions, by their prompt."""
+        remaining = iter(values)
+        return [[next(remaining) for _ in samples] for samples in self.written]
+
+    def scores(self, reward: RewardSection | None = None) -> Scores:
+        """Rewards of the completions; None: by the reward of the sampler."""
+        return self.sampler.scores(reward, self.prompts, self.written)
+
+
+Measure = Callable[[WrittenChunk], Mapping[str, Sequence[Any]]]  # further columns, by name
 
 
 def completion_rows(
@@ -163,7 +190,7 @@ def completion_rows(
 
     def rows_of(sampler: ModelSampler, number: int, asked: Sequence[Prompt]) -> list[Row]:
         written = sampler.completions(asked, count, sampling, seed(number))
-        columns = measure(sampler, asked, written, number)
+        columns = measure(WrittenChunk(sampler, number, asked, written))
         return [
             {**completion_row(prompt, samples), **{name: column[at] for name, column in columns.items()}}
             for at, (prompt, samples) in enumerate(zip(asked, written, strict=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import repeat
 from random import Random
 from statistics import fmean
 from typing import Any, ClassVar
@@ -18,39 +19,20 @@ from whet.reward.majority import voted_answer, winner
 from whet.reward.sections import RewardSection
 from whet.settings.bounds import MOST_TOKENS
 from whet.settings.sections import Section, Temperature
-from whet.tools.pipelines.library.entry import (
-    OUTPUT_FILES,
-    Completions,
-    Composition,
-    Model,
-    Prompts,
-    StageEntry,
-    StageInput,
-    StageWork,
-    Wanted,
-)
+from whet.tools.pipelines import amounts
+from whet.tools.pipelines.library import takes
+from whet.tools.pipelines.library.entry import OUTPUT_FILES, Composition, StageEntry, StageInput, StageWork
 from whet.tools.pipelines.library.sampler import (
-    ModelSampler,
     Row,
     Scores,
-    Written,
+    WrittenChunk,
     completion_rows,
     prompt_row,
     row_prompt,
     shown_row,
     training_prompts,
 )
-from whet.tools.pipelines.settings import (
-    CountOrNone,
-    PipelineSettings,
-    Samples,
-    Share,
-    Tokens,
-    answer_reward,
-    is_scored,
-    own_data,
-    sampling_config,
-)
+from whet.tools.pipelines.settings import PipelineSettings, answer_reward, is_scored, own_data, sampling_config
 from whet.tools.pipelines.stages import StageCost, stage_result
 from whet.training.config import SUPERVISED, EvaluationConfig, SFTConfig
 from whet.types import Prompt, WhetError
@@ -139,13 +121,13 @@ def _runs(text: str) -> set[tuple[str, ...]]:
 class SampleEntry(StageEntry, kind="sample", gives=("completions",), uses=("seed", "model", "sampling")):
     """Completions of a model to prompts, scored by the reward."""
 
-    model: Model = Field("", description="the stage or model that writes; empty: the pipeline's model")
-    prompts: Prompts = Field(
+    model: takes.Model = Field("", description="the stage or model that writes; empty: the pipeline's model")
+    prompts: takes.Prompts = Field(
         "", description="an earlier stage, a file, task:NAME or hub:owner/name; empty: the pipeline's"
     )
-    first: CountOrNone = Field(0, description="prompts at the beginning that are left out")
-    count: CountOrNone = Field(0, description="prompts that are asked; 0: all")
-    completions: Samples = Field(4, description="drawn per prompt")
+    first: amounts.CountOrNone = Field(0, description="prompts at the beginning that are left out")
+    count: amounts.CountOrNone = Field(0, description="prompts that are asked; 0: all")
+    completions: amounts.Samples = Field(4, description="drawn per prompt")
     temperature: Temperature = Field(1.0, description="sampling temperature")
     reward: RewardSection = Field(RewardSection(), description="what scores them; empty: what says that one is right")
     hint: bool = Field(False, description="where no completion is right, tell the model the answer and draw once more")
@@ -180,7 +162,7 @@ class SampleEntry(StageEntry, kind="sample", gives=("completions",), uses=("seed
         return {**super().depends_on(run), **read}
 
     def rewards(self, settings: PipelineSettings) -> Sequence[RewardSection]:
-        return (self.scored_by(settings),)
+        return [self.scored_by(settings)]
 
     def about(self, run: StageWork) -> str:
         written = count_of(self.completions, "completion")
@@ -200,19 +182,12 @@ class SampleEntry(StageEntry, kind="sample", gives=("completions",), uses=("seed
         config = self.config(run)
         seed = config.seed + self.first
 
-        def measure(
-            sampler: ModelSampler, prompts: Sequence[Prompt], written: Written, number: int
-        ) -> dict[str, Sequence[Any]]:
-            scores: Scores = [[None] * len(samples) for samples in written]
+        def measure(chunk: WrittenChunk) -> dict[str, Sequence[Any]]:
             # completions to a file without a reward are drawn, and nobody says which are right
-            if is_scored(config.reward) or config.data.parsed_source.is_generated:
-                scores = sampler.scores(None, prompts, written)
-            if not self.hint:
-                return {"scores": scores}
-            return {
-                "scores": scores,
-                "hinted": hinted_completions(sampler, config, (seed, number, 1), prompts, scores),
-            }
+            is_known = is_scored(config.reward) or config.data.parsed_source.is_generated
+            scores: Scores = chunk.scores() if is_known else chunk.by_prompt(repeat(None))
+            hinted = {"hinted": hinted_completions(chunk, config, seed, scores)} if self.hint else {}
+            return {"scores": scores, **hinted}
 
         file = run.folder / OUTPUT_FILES["completions"]
         rows = completion_rows(
@@ -232,28 +207,24 @@ class SampleEntry(StageEntry, kind="sample", gives=("completions",), uses=("seed
         return stage_result(f"{count_of(len(marks), 'completion')}, {outcome}", counts=counts, cost=cost)
 
 
-def hinted_completions(
-    sampler: ModelSampler,
-    config: EvaluationConfig,
-    seed: tuple[int, ...],
-    prompts: Sequence[Prompt],
-    scores: Sequence[Sequence[float | None]],
-) -> list[str | None]:
+def hinted_completions(chunk: WrittenChunk, config: EvaluationConfig, seed: int, scores: Scores) -> list[str | None]:
     """For each prompt without a right completion, one that was written knowing the answer (STaR, 2203.14465).
 
     It is kept for the prompt without the hint, and only where it is right.
     """
     from whet.training.assembly.runtime import sampling_from
 
-    hinted: list[str | None] = [None] * len(prompts)
+    hinted: list[str | None] = [None] * len(chunk.prompts)
     missed = [
-        at for at, prompt in enumerate(prompts) if prompt.answer is not None and not any(map(is_right, scores[at]))
+        (at, prompt)
+        for at, prompt in enumerate(chunk.prompts)
+        if prompt.answer is not None and not any(map(is_right, scores[at]))
     ]
     if not missed:
         return hinted
-    asked = [prompts[at] for at in missed]
-    written = sampler.completions([hinted_prompt(prompt) for prompt in asked], 1, sampling_from(config.sampling), seed)
-    for at, (sample,), (score,) in zip(missed, written, sampler.scores(None, asked, written), strict=True):
+    asked, sampling = [prompt for _, prompt in missed], sampling_from(config.sampling)
+    written = chunk.sampler.completions(list(map(hinted_prompt, asked)), 1, sampling, (seed, chunk.number, 1))
+    for (at, _), (sample,), (score,) in zip(missed, written, chunk.sampler.scores(None, asked, written), strict=True):
         if is_right(score) and not sample.stop.is_limit:
             hinted[at] = sample.completion
     return hinted
@@ -270,27 +241,23 @@ def hinted_prompt(prompt: Prompt) -> Prompt:
 class RejectionRule(Section):
     """What a completion must be to be learned from."""
 
-    most_per_prompt: Samples = Field(1, description="right completions kept for one prompt at most")
+    most_per_prompt: amounts.Samples = Field(1, description="right completions kept for one prompt at most")
     most_tokens: int = Field(0, ge=0, le=MOST_TOKENS, description="longest completion that is kept; 0: any that ended")
     language: str = Field("", description="language that completions must be in: a code, prompt, or empty: any")
-    near: Share = Field(
+    near: amounts.Share = Field(
         0.9, description="share of word runs that two kept completions may have in common; 1: all but equal"
     )
     skip_solved: bool = Field(False, description="leave out prompts whose completions are all right")
 
 
-class RejectionEntry(
-    StageEntry,
-    RejectionRule,
-    kind="rejection",
-    gives=("rows",),
-    says="keep the right completions of {completions}: each once, at most {most_per_prompt} per prompt",
-):
+class RejectionEntry(StageEntry, RejectionRule, kind="rejection", gives=("rows",)):
     """Demonstrations from completions: the right ones, each once, of fitting length and language."""
 
-    completions: Completions = Field("", description="the stage of kind sample whose completions are sorted")
+    says: ClassVar[str] = "keep the right completions of {completions}: each once, at most {most_per_prompt} per prompt"
+
+    completions: takes.Completions = Field("", description="the stage of kind sample whose completions are sorted")
     least_score: float = Field(1.0, ge=-1e6, le=1e6, description="score of a completion that is kept")
-    least_tokens: Tokens = Field(1, description="shortest completion that is kept")
+    least_tokens: amounts.Tokens = Field(1, description="shortest completion that is kept")
 
     def work(self, run: StageWork) -> Mapping[str, Any]:
         rows, counts = kept_rows(run.rows("completions"), self)
@@ -304,7 +271,7 @@ class MixSource(Section):
     """One source of a mixture."""
 
     data: str = Field("", description="an earlier stage, a file, task:NAME or hub:owner/name")
-    rows: CountOrNone = Field(0, description="how many a task writes, or of others only the first; 0: all")
+    rows: amounts.CountOrNone = Field(0, description="how many a task writes, or of others only the first; 0: all")
     drop_answers: bool = Field(False, description="prompts only: leave the gold answers out")
     template: str = Field(
         "",
@@ -323,7 +290,7 @@ class MixEntry(StageEntry, kind="mix", gives=("rows",), uses=("seed",)):
     def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
         if not self.sources:
             raise WhetError(f"stage {self.name!r} (mix) has no sources; give some, each with its data")
-        inputs = [composition.find(self, "data", source.data, Wanted(("rows",))) for source in self.sources]
+        inputs = [composition.find(self, "data", source.data, takes.InputRule(("rows",))) for source in self.sources]
         return {"rows" if len(inputs) == 1 else f"rows {position}": rows for position, rows in enumerate(inputs, 1)}
 
     def about(self, run: StageWork) -> str:
@@ -373,16 +340,13 @@ class MixEntry(StageEntry, kind="mix", gives=("rows",), uses=("seed",)):
         ]
 
 
-class VoteEntry(
-    StageEntry,
-    kind="vote",
-    gives=("rows",),
-    says="the majority of the completions of {completions} becomes the label of each prompt",
-):
+class VoteEntry(StageEntry, kind="vote", gives=("rows",)):
     """Prompts labelled by the majority of the completions to them."""
 
-    completions: Completions = Field("", description="the stage of kind sample whose completions vote")
-    least_share: Share = Field(0.0, description="share of the votes a label needs; others are left out")
+    says: ClassVar[str] = "the majority of the completions of {completions} becomes the label of each prompt"
+
+    completions: takes.Completions = Field("", description="the stage of kind sample whose completions vote")
+    least_share: amounts.Share = Field(0.0, description="share of the votes a label needs; others are left out")
 
     def work(self, run: StageWork) -> Mapping[str, Any]:
         labelled, result = voted_labels(run.rows("completions"), self.least_share)

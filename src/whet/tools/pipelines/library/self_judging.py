@@ -20,20 +20,14 @@ from whet.record.text import count_of, percent
 from whet.reward.sections import RewardSection
 from whet.settings.bounds import MOST_REPEATS, MOST_SAMPLES
 from whet.settings.sections import Section, Table, Temperature
-from whet.tools.pipelines.library.entry import (
-    RESULT,
-    Composition,
-    Model,
-    StageEntry,
-    StageInput,
-    StageWork,
-    Wanted,
-)
+from whet.tools.pipelines import amounts
+from whet.tools.pipelines.library import takes
+from whet.tools.pipelines.library.entry import Composition, StageEntry, StageInput, StageWork
 from whet.tools.pipelines.library.pairs import PairRow, best_against_worst, pairs_result
 from whet.tools.pipelines.library.sampler import (
     ModelSampler,
     Row,
-    Written,
+    WrittenChunk,
     chunk_size,
     completion_rows,
     sampled_rows,
@@ -44,13 +38,7 @@ from whet.tools.pipelines.library.sampler import (
 )
 from whet.tools.pipelines.settings import (
     TRAIN_KEYS,
-    Count,
-    CountOrNone,
     PipelineSettings,
-    Repeats,
-    Share,
-    Tokens,
-    answer_reward,
     can_evaluate,
     is_scored,
     sampling_config,
@@ -258,8 +246,8 @@ def _mean(values: Sequence[float]) -> float:
 class TeachSection(Section):
     """The first training: to answer."""
 
-    count: CountOrNone = Field(1024, description="demonstrations of a task that keep it answering; 0: none")
-    share_worked: Share = Field(0.35, description="share of those that show their working")
+    count: amounts.CountOrNone = Field(1024, description="demonstrations of a task that keep it answering; 0: none")
+    share_worked: amounts.Share = Field(0.35, description="share of those that show their working")
     file: str = Field("", description="demonstrations of your own, with prompt and completion")
     train: Table = Field({}, description=f"settings of this first training: {TRAIN_KEYS}")
 
@@ -270,26 +258,22 @@ class SelfJudgeSection(Section):
     question: Literal["rubric", "short"] = Field(
         "rubric", description="how the policy is asked for a score: by a rubric of 0 to 5, or as the task teaches it"
     )
-    times: Repeats = Field(3, description="that each completion is judged; the mean counts")
+    times: amounts.Repeats = Field(3, description="that each completion is judged; the mean counts")
     temperature: Temperature = Field(0.7, description="sampling temperature of judging")
-    max_new_tokens: Tokens = Field(200, description="tokens of a judgment: a reason, then the score")
-    examples: CountOrNone = Field(
+    max_new_tokens: amounts.Tokens = Field(200, description="tokens of a judgment: a reason, then the score")
+    examples: amounts.CountOrNone = Field(
         512, description="prompts of a task whose completions teach judging; 0: it is not taught"
     )
     file: str = Field("", description="demonstrations of judging of your own, whose completions end in 'Score: k'")
-    eval_prompts: CountOrNone = Field(
+    eval_prompts: amounts.CountOrNone = Field(
         64, description="held-out prompts of a task that the judge is evaluated on in every round"
     )
 
 
-class SelfExamplesEntry(
-    StageEntry,
-    kind="self_judging_examples",
-    gives=("rows",),
-    uses=("seed", "data"),
-    says="examples of answering and of judging",
-):
+class SelfExamplesEntry(StageEntry, kind="self_judging_examples", gives=("rows",), uses=("seed", "data")):
     """Examples of answering and of judging: a task's, and files of the user's."""
+
+    says: ClassVar[str] = "examples of answering and of judging"
 
     learns: ClassVar[bool] = True
 
@@ -298,9 +282,8 @@ class SelfExamplesEntry(
 
     def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
         files = {"teach": self.teach.file, "judge": self.judge.file}
-        return {
-            key: composition.find(self, f"{key}.file", file, Wanted(("rows",))) for key, file in files.items() if file
-        }
+        rows = takes.InputRule(("rows",))
+        return {key: composition.find(self, f"{key}.file", file, rows) for key, file in files.items() if file}
 
     def work(self, run: StageWork) -> Mapping[str, Any]:
         from whet.data.prompts import demonstrations_from
@@ -323,7 +306,7 @@ class SelfExamplesEntry(
 class SelfJudgingEntry(StageEntry, uses=("seed", "model", "sampling", "data", "eval")):
     """What every stage has in which a policy scores completions."""
 
-    model: Model = Field("", description="the stage or model that judges; empty: the pipeline's model")
+    model: takes.Model = Field("", description="the stage or model that judges; empty: the pipeline's model")
     judge: SelfJudgeSection = Field(SelfJudgeSection(), description="how it is asked")
 
     def judgments(
@@ -337,13 +320,10 @@ class SelfJudgingEntry(StageEntry, uses=("seed", "model", "sampling", "data", "e
         return [[score_in(answer) for answer in row_answers] for row_answers in answers]
 
 
-class SelfJudgeEvalEntry(
-    SelfJudgingEntry,
-    kind="self_judge_eval",
-    gives=("metrics",),
-    says="evaluate {model} as a judge, on completions of known quality",
-):
+class SelfJudgeEvalEntry(SelfJudgingEntry, kind="self_judge_eval", gives=("metrics",)):
     """A policy as a judge of completions of known quality, the same in every round."""
+
+    says: ClassVar[str] = "evaluate {model} as a judge, on completions of known quality"
 
     def work(self, run: StageWork) -> Mapping[str, Any]:
         reviewed = [row for row in task_reviews(run.settings, self.judge.eval_prompts, "eval") if row.is_plain]
@@ -385,8 +365,8 @@ class SelfScoring(Section):
 class SelfScoredPairsEntry(SelfJudgingEntry, SelfScoring, kind="self_scored_pairs", gives=("pairs",)):
     """A policy writes completions and scores each itself: the best against the worst, mixed with an anchor's scores."""
 
-    number: Repeats = Field(1, description="number of the round")
-    count: Count = Field(1024, description="prompts of each round, never those of another")
+    number: amounts.Repeats = Field(1, description="number of the round")
+    count: amounts.Count = Field(1024, description="prompts of each round, never those of another")
 
     def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
         prompts = StageInput(source=composition.settings.data.source, count=len(self.asked(composition.settings)))
@@ -396,9 +376,6 @@ class SelfScoredPairsEntry(SelfJudgingEntry, SelfScoring, kind="self_scored_pair
         """The prompts of the round."""
         first = (self.number - 1) * self.count
         return training_prompts(sampling_config(settings, ""), first, self.count, "prompts_per_round or rounds")
-
-    def rewards(self, settings: PipelineSettings) -> Sequence[RewardSection]:
-        return (answer_reward(settings), self.anchor)
 
     def about(self, run: StageWork) -> str:
         mixed = f", mixed with {self.anchor_weight:g} of the anchor's" if is_scored(self.anchor) else ""
@@ -414,20 +391,14 @@ class SelfScoredPairsEntry(SelfJudgingEntry, SelfScoring, kind="self_scored_pair
     def work(self, run: StageWork) -> Mapping[str, Any]:
         seed = (run.settings.seed, self.number)
 
-        def measure(
-            sampler: ModelSampler, prompts: Sequence[Prompt], written: Written, chunk: int
-        ) -> dict[str, Sequence[Any]]:
-            nothing: list[list[float | None]] = [[] for _ in prompts]
-            asked = [
-                (prompt, sample.completion)
-                for prompt, samples in zip(prompts, written, strict=True)
-                for sample in samples
-            ]
-            judgments = iter(self.judgments(sampler, asked, (*seed, chunk, 1)))
+        def measure(chunk: WrittenChunk) -> dict[str, Sequence[Any]]:
+            asked = [(prompt, sample.completion) for prompt, sample in chunk.pairs]
+            judgments = self.judgments(chunk.sampler, asked, (*seed, chunk.number, 1))
+            nothing: list[list[float | None]] = [[] for _ in chunk.prompts]
             return {
-                "judgments": [[next(judgments) for _ in samples] for samples in written],
-                "truth": sampler.scores(None, prompts, written) if can_evaluate(run.settings) else nothing,
-                "anchor": sampler.scores(self.anchor, prompts, written) if is_scored(self.anchor) else nothing,
+                "judgments": chunk.by_prompt(judgments),
+                "truth": chunk.scores() if can_evaluate(run.settings) else nothing,
+                "anchor": chunk.scores(self.anchor) if is_scored(self.anchor) else nothing,
             }
 
         config, size = (
@@ -451,13 +422,13 @@ class SelfScoredPairsEntry(SelfJudgingEntry, SelfScoring, kind="self_scored_pair
 class CollapseEntry(SelfJudgeEvalEntry, kind="collapse"):
     """The signals of the rounds so far, and whether they add up to a collapse."""
 
-    pairs: Annotated[tuple[str, ...], RESULT] = Field(
+    pairs: Annotated[tuple[str, ...], takes.RESULT] = Field(
         max_length=MOST_REPEATS, description="stages of kind self_scored_pairs, by round"
     )
-    judges: Annotated[tuple[str, ...], RESULT] = Field(
+    judges: Annotated[tuple[str, ...], takes.RESULT] = Field(
         max_length=MOST_REPEATS, description="the policy as a judge: before the first round, then each earlier collapse"
     )
-    evals: Annotated[tuple[str, ...], RESULT] = Field(
+    evals: Annotated[tuple[str, ...], takes.RESULT] = Field(
         (), max_length=MOST_REPEATS, description="evals before the first round and after each; empty: none"
     )
     stop: bool = Field(True, description="end the pipeline when a round is called a collapse")

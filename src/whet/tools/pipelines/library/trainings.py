@@ -21,28 +21,10 @@ from whet.record.text import memory_text, percent
 from whet.reward.sections import RewardPartSection, RewardSection
 from whet.settings.layers import merged
 from whet.settings.sections import Table
-from whet.tools.pipelines.library.entry import (
-    Composition,
-    Model,
-    OptionalPairs,
-    OptionalResult,
-    OptionalRewardModel,
-    Prompts,
-    StageEntry,
-    StageInput,
-    StageWork,
-    Wanted,
-)
-from whet.tools.pipelines.settings import (
-    TRAIN_KEYS,
-    CountOrNone,
-    EpochsOrNone,
-    PipelineSettings,
-    Seed,
-    StepsOrNone,
-    is_scored,
-    own_data,
-)
+from whet.tools.pipelines import amounts
+from whet.tools.pipelines.library import takes
+from whet.tools.pipelines.library.entry import Composition, StageEntry, StageInput, StageWork
+from whet.tools.pipelines.settings import TRAIN_KEYS, PipelineSettings, is_scored, own_data
 from whet.tools.pipelines.stages import StageCost, read_json_lines
 from whet.tools.pipelines.training import RUN, check_training, steps_for, train_run, trained_result, training_cost
 from whet.training.config import SUPERVISED, Config, PolicyConfig, PreferenceConfig, SFTConfig, config_class
@@ -126,19 +108,19 @@ class TrainingEntry(StageEntry, gives=("model",), uses=("seed", "model")):
     unplanned: ClassVar[frozenset[str]] = frozenset({"steps of", "cost of", "lengths"})
     read_key: ClassVar[str] = "rows"  # what it learns from, among its inputs
 
-    start: Model = Field("", description="the stage or model to start from; empty: the pipeline's model")
-    steps: StepsOrNone = Field(0, description="steps; 0: as many as `epochs` passes take")
-    epochs: EpochsOrNone = Field(
+    start: takes.Model = Field("", description="the stage or model to start from; empty: the pipeline's model")
+    steps: amounts.StepsOrNone = Field(0, description="steps; 0: as many as `epochs` passes take")
+    epochs: amounts.EpochsOrNone = Field(
         1.0, description="passes over its rows or prompts; train.steps wins; 0: the method's own steps"
     )
-    steps_of: OptionalResult = Field("", description="an earlier training: as many steps as that one took")
-    cost_of: OptionalResult = Field(
+    steps_of: takes.OptionalResult = Field("", description="an earlier training: as many steps as that one took")
+    cost_of: takes.OptionalResult = Field(
         "", description="an earlier training with lengths: as many steps as cost what that one does"
     )
-    lengths: OptionalResult = Field(
+    lengths: takes.OptionalResult = Field(
         "", description="a stage of kind judged, whose completions say what a step of this costs"
     )
-    most_epochs: EpochsOrNone = Field(0.0, description="with cost_of: passes over its rows at most; 0: any")
+    most_epochs: amounts.EpochsOrNone = Field(0.0, description="with cost_of: passes over its rows at most; 0: any")
     train: Table = Field({}, description=f"settings of the training: {TRAIN_KEYS}")
 
     def method_name(self) -> str:
@@ -183,12 +165,12 @@ class TrainingEntry(StageEntry, gives=("model",), uses=("seed", "model")):
 
     def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
         said = {"steps": self.steps, "train.steps": "steps" in self.train}
-        named = [key for key, value in {**said, "steps_of": self.steps_of, "cost_of": self.cost_of}.items() if value]
-        if len(named) > 1:
-            raise WhetError(f"stage {self.name!r}: {named[0]} and {named[1]} both say how long; give one")
-        found = super().find_inputs(composition)
-        order = sorted(found, key=lambda key: (key != self.read_key, key != "start", key in TrainingEntry.unplanned))
-        inputs = {key: found[key] for key in order}
+        asked = [key for key, value in {**said, "steps_of": self.steps_of, "cost_of": self.cost_of}.items() if value]
+        if len(asked) > 1:
+            raise WhetError(f"stage {self.name!r}: {asked[0]} and {asked[1]} both say how long; give one")
+        named = super().find_inputs(composition)
+        order = sorted(named, key=lambda key: (key != self.read_key, key != "start", key in TrainingEntry.unplanned))
+        inputs = {key: named[key] for key in order}
         config = self.checked(StageWork(composition.settings, inputs))
         if not inputs[self.read_key].stage:
             inputs[self.read_key] = replace(inputs[self.read_key], count=num_rows(config))
@@ -306,10 +288,10 @@ def num_rows(config: Config) -> int:
 class RowTraining(TrainingEntry):
     """A training on rows that are there before it starts."""
 
-    data: Annotated[str, Wanted(("rows",), key="rows")] = Field(
+    data: Annotated[str, takes.InputRule(("rows",), key="rows")] = Field(
         "", description="its rows: an earlier stage, a file, task:NAME or hub:owner/name"
     )
-    rows: CountOrNone = Field(0, description="how many a task writes, or of a file only the first; 0: all")
+    rows: amounts.CountOrNone = Field(0, description="how many a task writes, or of a file only the first; 0: all")
 
     def data_of(self, run: StageWork) -> dict[str, Any]:
         return run.data("rows", self.rows)
@@ -318,7 +300,7 @@ class RowTraining(TrainingEntry):
 class PairTraining(RowTraining):
     """A training on pairs of completions."""
 
-    data: Annotated[str, Wanted(("pairs",), key="rows")] = Field(
+    data: Annotated[str, takes.InputRule(("pairs",), key="rows")] = Field(
         "", description="its pairs: an earlier stage, a file, task:NAME or hub:owner/name"
     )
 
@@ -364,10 +346,10 @@ class PreferenceEntry(PairTraining, kind="preference"):
 class RewardModelEntry(PairTraining, kind="reward_model", gives=("reward_model",)):
     """A model learns to score completions, from pairs; measured on held-out ones where they are given."""
 
-    held_out: OptionalPairs = Field(
+    held_out: takes.OptionalPairs = Field(
         "", description="pairs that it is measured on: an earlier stage or a file; empty: none"
     )
-    seed_offset: Seed = Field(0, description="added to the pipeline's seed")
+    seed_offset: amounts.Seed = Field(0, description="added to the pipeline's seed")
 
     def method_name(self) -> str:
         return "rm"
@@ -402,11 +384,11 @@ class RLEntry(TrainingEntry, kind="rl"):
     read_key: ClassVar[str] = "prompts"
 
     method: str = Field("grpo", description="a policy method of `whet algorithms`")
-    prompts: Prompts = Field(
+    prompts: takes.Prompts = Field(
         "", description="an earlier stage, a file, task:NAME or hub:owner/name; empty: the pipeline's"
     )
     reward: RewardSection = Field(RewardSection(), description="what scores completions; empty: the pipeline's reward")
-    reward_model: OptionalRewardModel = Field(
+    reward_model: takes.OptionalRewardModel = Field(
         "", description="a stage or folder of a reward model; see reward_model_rows"
     )
     reward_model_weight: float = Field(1.0, ge=0, le=1e6, description="weight of its score")
@@ -460,7 +442,7 @@ class RLEntry(TrainingEntry, kind="rl"):
         return {**super().depends_on(run), "shared": values, "data": self.data_of(run)}
 
     def rewards(self, settings: PipelineSettings) -> Sequence[RewardSection]:
-        return (settings.reward, self.reward)
+        return [settings.reward, self.reward]
 
     def about(self, run: StageWork) -> str:
         text = super().about(run)
