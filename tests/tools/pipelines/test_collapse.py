@@ -1,7 +1,6 @@
 """A policy's own scores, pairs made of them, and signals of collapse: by hand on small rows."""
 
 import math
-from dataclasses import replace
 
 import pytest
 
@@ -12,7 +11,6 @@ from whet.record.metrics.intervals import share_interval, shares_apart
 from whet.tools.pipelines.library.self_judging import (
     JUDGE_LEAST,
     LONGER,
-    CollapseSignals,
     collapse_signals,
     collapse_verdict,
     judge_example,
@@ -90,20 +88,20 @@ def test_order_accuracy_counts_ties_half_and_silence_as_a_miss():
 
 def test_signals_of_a_round():
     rows = [row([(5,), (0,), (None,)], truth=(1, 0, 0), anchor=(0, 1, 1)), row([(5,)] * 3, completions=("a", "a", "a"))]
-    found = collapse_signals(2, rows, ties=1)
-    assert found.length == (4 + 3) / 6 and found.ties == 0.5 and found.unreadable == 1 / 6
-    assert found.distinct == (1 + 1 / 3) / 2 and found.own_score == 0.8 and found.spread == 0.25
-    assert found.truth_agreement == 0.5 and found.anchor_agreement == 0
-    assert "judge_accuracy" not in found.known() and found.known()["ties"] == 0.5
+    found = collapse_signals(rows, ties=1)
+    assert found["length"] == (4 + 3) / 6 and found["ties"] == 0.5 and found["unreadable"] == 1 / 6
+    assert found["distinct"] == (1 + 1 / 3) / 2 and found["own_score"] == 0.8 and found["spread"] == 0.25
+    assert found["truth_agreement"] == 0.5 and found["anchor_agreement"] == 0
 
 
 def test_one_score_alone_has_no_spread():
     rows = [row([(5,), (0,), (None,)]), row([(5,), (None,), (None,)])]
-    assert collapse_signals(1, rows, ties=0).spread == 0.5
-    assert math.isnan(collapse_signals(1, rows[1:], ties=0).spread)
+    assert collapse_signals(rows, ties=0)["spread"] == 0.5
+    assert "spread" not in collapse_signals(rows[1:], ties=0)
 
 
-FINE = CollapseSignals(1, 40, 0.6, 0.2, 0.1, 0.0, 0.8, 0.9, 0.9, 0.95, 0.5)
+FINE = {"length": 40, "own_score": 0.6, "spread": 0.2, "ties": 0.1, "unreadable": 0.0, "distinct": 0.8}
+FINE |= {"truth_agreement": 0.9, "anchor_agreement": 0.9, "judge_accuracy": 0.95}
 
 
 @for_every(
@@ -121,35 +119,34 @@ FINE = CollapseSignals(1, 40, 0.6, 0.2, 0.1, 0.0, 0.8, 0.9, 0.9, 0.95, 0.5)
 )
 def test_each_signal_is_named_with_its_number(change, said):
     assert warnings(FINE, FINE, FINE) == []
-    (found,) = warnings(FINE, FINE, replace(FINE, **change))
+    (found,) = warnings(FINE, FINE, FINE | change)
     assert said in found and "(" in found
 
 
 def test_the_verdict_names_a_collapse_only_beyond_noise():
-    before, good, bad = (CollapseSignals(at, accuracy=share) for at, share in ((0, 0.1), (1, 0.9), (2, 0.5)))
-    gain = collapse_verdict(before, [good], [], 200)
-    assert not gain[1] and "better by more than noise" in gain[0]
-    fall = collapse_verdict(before, [good, bad], ["x"], 200)
+    gain = collapse_verdict([0.1, 0.9], [], 200)
+    assert not gain[1] and "10.0% to 90.0%, better by more than noise" in gain[0]
+    fall = collapse_verdict([0.1, 0.9, 0.5], ["x"], 200)
     assert fall[1] and fall[0].startswith("COLLAPSE") and "90.0% after round 1 to 50.0%" in fall[0]
-    wobble = collapse_verdict(before, [CollapseSignals(1, accuracy=0.12)], [], 200)
+    wobble = collapse_verdict([0.1, 0.12], [], 200)
     assert not wobble[1] and "no gain beyond noise" in wobble[0]
-    assert collapse_verdict(CollapseSignals(0), [CollapseSignals(1)], ["one", "two"], 0)[1]
-    assert not collapse_verdict(CollapseSignals(0), [CollapseSignals(1)], ["one"], 0)[1]
+    assert collapse_verdict([None, None], ["one", "two"], 0)[1]
+    assert not collapse_verdict([None, None], ["one"], 0)[1]
+    assert warnings({}, {}, {}) == []  # nothing is known, and nothing is said
 
 
 def test_scores_are_saturated_only_where_they_are_high_and_flat():
     for change in ({"own_score": 0.95}, {"spread": 0.01}):
-        assert warnings(FINE, FINE, replace(FINE, **change)) == []
+        assert warnings(FINE, FINE, FINE | change) == []
 
 
 def test_a_threshold_itself_raises_no_warning():
-    assert warnings(FINE, FINE, replace(FINE, truth_agreement=JUDGE_LEAST, length=LONGER * FINE.length)) == []
+    assert warnings(FINE, FINE, FINE | {"truth_agreement": JUDGE_LEAST, "length": LONGER * FINE["length"]}) == []
 
 
 def test_a_verdict_names_the_other_signals_or_that_there_are_none():
-    fall = [CollapseSignals(at, accuracy=share) for at, share in ((0, 0.1), (1, 0.9), (2, 0.5))]
-    assert collapse_verdict(fall[0], fall[1:], [], 200)[0].endswith("; no other signal of it")
-    assert collapse_verdict(fall[0], fall[1:], ["x is y"], 200)[0].endswith("; x is y")
+    assert collapse_verdict([0.1, 0.9, 0.5], [], 200)[0].endswith("; no other signal of it")
+    assert collapse_verdict([0.1, 0.9, 0.5], ["x is y"], 200)[0].endswith("; x is y")
 
 
 def test_shares_apart_smooths_an_observed_zero_or_one():

@@ -2,14 +2,8 @@
 
 import pytest
 
-from whet.tools.pipelines.library.trainings import (
-    SELECTION,
-    Passes,
-    choices_within,
-    preference_passes,
-    rl_passes,
-    steps_within,
-)
+from whet.tools.pipelines.library.trainings import SELECTION, Passes, choices_within, passes_of, steps_within
+from whet.training.config import resolved
 
 
 def test_a_forward_pass_is_one_and_training_three():
@@ -18,19 +12,20 @@ def test_a_forward_pass_is_one_and_training_three():
 
 
 def test_a_critic_of_its_own_reads_and_learns_too():
-    plain = rl_passes(reference=True, critic=False, reward_model=True)
-    assert (plain.sampled, plain.scored, plain.trained, plain.cost) == (1, 2, 1, 6)
-    actor_critic = rl_passes(reference=True, critic=True, reward_model=True, updates=4)
+    plain = passes_of(resolved("grpo", {"batch": {"updates_per_step": 1}}))
+    assert plain == Passes(sampled=1, scored=2, trained=1) and plain.cost == 6
+    actor_critic = passes_of(resolved("ppo", {"batch": {"updates_per_step": 4}}))
     # reference, reward model, critic, and the policy again before the first of several updates
     assert (actor_critic.scored, actor_critic.trained, actor_critic.cost) == (4, 2, 11)
-    shared = rl_passes(reference=True, critic=True, reward_model=True, updates=4, shared_trunk=True)
+    shared = passes_of(resolved("ppo", {"batch": {"updates_per_step": 4}, "critic": {"trunk": "shared"}}))
     assert (shared.scored, shared.trained) == (3, 1)
-    assert rl_passes(reference=False, critic=False, reward_model=False, epochs=3).cost == 10
+    alone = {"objective": {"kl": "none"}, "batch": {"updates_per_step": 1, "epochs_per_batch": 3}}
+    assert passes_of(resolved("grpo", alone)) == Passes(sampled=1, scored=2, trained=3)
 
 
 def test_pairs_are_read_and_learnt_and_never_sampled():
-    assert preference_passes(reference=True).cost == 4 and preference_passes(reference=False).cost == 3
-    assert SELECTION.cost == 2
+    assert passes_of(resolved("dpo", {})) == Passes(scored=1, trained=1)
+    assert passes_of(resolved("simpo", {})).cost == 3 and SELECTION.cost == 2
 
 
 @pytest.mark.parametrize("cost", [7.0, 130.0, 999.0])

@@ -10,7 +10,8 @@ from whet.data.distillation_target import TEMPLATES
 from whet.model.load import load_model
 from whet.pages.pipeline_page import MeasuredPolicy, branched, compared, fallen, lost_prompts
 from whet.tools.pipelines.distill import DistillSettings, distill_entries
-from whet.tools.pipelines.library.distilling import Arithmetic, StudentEntry, against_first
+from whet.tools.pipelines.library.distilling import MatchedEntry, StudentEntry, against_first, operations
+from whet.tools.pipelines.library.trainings import Passes
 from whet.tools.pipelines.runner import run_pipeline
 from whet.training.config import resolved
 from whet.types import WhetError
@@ -33,11 +34,19 @@ def entries(**given):
 
 
 def test_operations_count_each_weight_and_token():
-    arithmetic = Arithmetic(student=10, teacher=30)
-    assert arithmetic.of_traces(sampled=5, trained=7) == 2 * 30 * 5 + 6 * 10 * 7
-    assert arithmetic.of_own(4, frozen=30) == 4 * (2 * (10 + 30) + 6 * 10)
-    # the student reads its completions again before several updates, and learns from them twice
-    assert arithmetic.of_own(4, frozen=0, epochs=2.0, scores_itself=True) == 4 * (2 * 20 + 2 * 60)
+    traces = operations(30, 5, Passes(sampled=1)) + operations(10, 7, Passes(trained=1))
+    assert traces == 2 * 30 * 5 + 6 * 10 * 7
+
+    def passes(method, teacher="", **batch):
+        entry = MatchedEntry(name="m", teacher=teacher, student="s", traces="t", imitation="i")
+        return entry.passes(resolved(method, {"batch": batch, **({"teacher": {"name": teacher}} if teacher else {})}))
+
+    # a teacher reads each completion that the student wrote and learns from; or the student grades its own
+    assert passes("opd_full", "whetstone") == (Passes(1, 0, 1), Passes(scored=1))
+    assert passes("sdft") == (Passes(1, 1, 1), Passes())
+    # before several updates it reads its completions again, and it learns from them twice
+    plain, again = passes("grpo", updates_per_step=1)[0], passes("grpo", updates_per_step=2, epochs_per_batch=2)[0]
+    assert again == Passes(1, plain.scored + 1, 2)
 
 
 def test_the_ways_branch_from_one_student_and_each_is_measured():

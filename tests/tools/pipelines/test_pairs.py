@@ -6,7 +6,8 @@ import pytest
 
 from whet.data.pairs import preferences_from
 from whet.data.source import read_rows
-from whet.tools.pipelines.library.pairs import best_against_worst, prompt_row, shown_against_own
+from whet.tools.pipelines.library.pairs import best_against_worst, shown_against_own
+from whet.tools.pipelines.library.sampler import prompt_row
 from whet.tools.pipelines.stages import json_lines, read_json_lines, stage_result, write_in_chunks
 from whet.types import Prompt
 

@@ -36,7 +36,7 @@ def test_equal_completions_tie_whatever_the_last_digit_of_their_scores():
     start = judged([1.0, 2.0], texts=["same", "a"])
     policy = judged([1.0 + 1e-6, 3.0], texts=["same", "b"])
     assert with_known_scores(policy, start)[0]["judge"] == [1.0]
-    assert measures(policy, start, 0.0).win_rate.value == 0.75
+    assert measures(policy, start, 0.0)["win_rate"]["value"] == 0.75
 
 
 def test_a_policy_against_itself_is_even_though_one_text_scored_twice():
@@ -44,7 +44,7 @@ def test_a_policy_against_itself_is_even_though_one_text_scored_twice():
     start[0] |= {"completions": ["same", "same", "b"], "tokens": [3, 3, 3], "finished": [True] * 3, "kl": [0.0] * 3}
     start[0] |= {"judge": [1.0, 1.0 + 1e-6, 2.0], "reward_model": [1.0, 1.0 - 1e-6, 0.0]}
     found = measures(start, start, 0.0)
-    assert found.win_rate.value == found.win_rate_reward_model.value == 0.5
+    assert found["win_rate"]["value"] == found["win_rate_reward_model"]["value"] == 0.5
 
 
 def test_what_length_earns_is_taken_off():
@@ -63,9 +63,9 @@ def test_what_length_earns_is_taken_off():
     longer = judged([2.4] * 3, lengths=[30] * 3)
     found = measures(longer, start, length_slope(start))
     # 2.4 - 0.1 * 30 is below 1 - 0.1 * 10 and 2 - 0.1 * 20
-    assert (found.win_rate.value, found.win_rate_same_length.value) == (1.0, 0.0)
-    assert found.win_rate_longer.value == 1.0 and found.win_rate_shorter is None
-    assert (found.tokens, found.start_tokens) == (30, 15)
+    assert (found["win_rate"]["value"], found["win_rate_same_length"]["value"]) == (1.0, 0.0)
+    assert found["win_rate_longer"]["value"] == 1.0 and found["win_rate_shorter"] is None
+    assert (found["tokens"], found["start_tokens"]) == (30, 15)
 
 
 def test_best_of_n_chooses_by_the_reward_model_and_is_judged_by_the_judge():
@@ -75,9 +75,9 @@ def test_best_of_n_chooses_by_the_reward_model_and_is_judged_by_the_judge():
     ]
     pool[0] |= {"judge": [1.0, 0.0, 1.0], "reward_model": [1.0, 3.0, 2.0]}
     one, three = (selected_measures(pool, start, 0.0, n) for n in (1, 3))
-    assert one.win_rate.value == pytest.approx(2 / 3) and three.win_rate.value == 0.0
-    assert three.win_rate_reward_model.value == 1.0 and three.tokens == 6
-    assert one.kl.value == 0.0 and three.kl.value == pytest.approx(1.0986123 - 2 / 3)
+    assert one["win_rate"]["value"] == pytest.approx(2 / 3) and three["win_rate"]["value"] == 0.0
+    assert three["win_rate_reward_model"]["value"] == 1.0 and three["tokens"] == 6
+    assert one["kl"]["value"] == 0.0 and three["kl"]["value"] == pytest.approx(1.0986123 - 2 / 3)
 
 
 def test_over_optimisation_and_length_are_said():

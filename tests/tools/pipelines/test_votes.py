@@ -2,7 +2,7 @@
 
 import pytest
 
-from whet.tools.pipelines.library.evaluation import recheck_result, recheck_study, rechecks, set_measures
+from whet.tools.pipelines.library.evaluation import outcomes_by_recheck, recheck_result, rechecks, set_measures
 from whet.tools.pipelines.library.sampling import voted_labels
 
 
@@ -30,12 +30,11 @@ def test_rechecks_are_phrases_and_not_parts_of_words(text, count):
 
 
 def test_rechecks_are_compared_only_where_there_are_enough():
-    study = recheck_study([(1, 1.0), (1, 0.0), (0, 0.0), (0, None)])
-    assert (study.completions, study.with_rechecks, study.right_with, study.right_without) == (3, 2, 0.5, 0.0)
-
     def line(step, text, right):
         return {"step": step, "completion": text, "tokens": len(text), "parts": {"exact": right}, "reward": right}
 
+    lines = [line(1, "wait, five", 1.0), line(2, "wait", 0.0), line(3, "four", 0.0), line(4, "four", None)]
+    assert outcomes_by_recheck(lines) == ([1.0, 0.0, 0.0], [1.0, 0.0], [0.0])
     plain = recheck_result([line(step, "four", 1.0) for step in range(1, 11)])
     assert "none in 10 recorded completions, so nothing can be said" in plain["summary"]
     few = recheck_result([line(1, "wait, five", 1.0), *(line(2, "four", 0.0) for _ in range(30))])

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from whet.settings.bounds import MOST_ROWS
 from whet.settings.sections import Table
+from whet.tools.pipelines import amounts
 from whet.tools.pipelines.library.constitution import (
     ConductEntry,
     ConstitutionExamplesEntry,
@@ -23,7 +24,7 @@ from whet.tools.pipelines.library.evaluation import evals
 from whet.tools.pipelines.library.sampling import MixEntry, MixSource, SampleEntry
 from whet.tools.pipelines.library.trainings import SFTEntry
 from whet.tools.pipelines.rlaif import FeedbackSettings
-from whet.tools.pipelines.settings import TRAIN_KEYS, Pipeline
+from whet.tools.pipelines.settings import TRAIN_KEYS, Pipeline, no_effect
 
 
 class FeedbackSection(Reasoning):
@@ -35,13 +36,11 @@ class FeedbackSection(Reasoning):
 class ConstitutionalSettings(FeedbackSettings, Revising):
     """A constitution and what is done with it."""
 
-    prompts: int = Field(1024, ge=1, le=MOST_ROWS, description="whose completions are criticised and revised")
+    prompts: amounts.Count = Field(1024, description="whose completions are criticised and revised")
     helpful: str = Field("", description="a file of demonstrations that are learned together with the revisions")
-    examples: int = Field(
-        512, ge=1, le=MOST_ROWS, description="prompts of a task that teach criticising, revising and comparing"
-    )
+    examples: amounts.Count = Field(512, description="prompts of a task that teach criticising, revising and comparing")
     teach: Table = Field({}, description=f"settings of that first training, on a task: {TRAIN_KEYS}")
-    revise_epochs: float = Field(2.0, ge=1e-6, le=1000, description="passes over the revisions")
+    revise_epochs: amounts.Epochs = Field(2.0, description="passes over the revisions")
     revise: Table = Field({}, description=f"settings of the training on revisions: {TRAIN_KEYS}")
     preference_prompts: int = Field(1024, ge=8, le=MOST_ROWS, description="new ones, whose completions are compared")
     feedback: FeedbackSection = Field(FeedbackSection(), description="who compares, and how")
@@ -62,7 +61,7 @@ class ConstitutionalSettings(FeedbackSettings, Revising):
     def idle(self) -> dict[str, str]:
         idle = super().idle()
         if not self.data.parsed_source.is_task:
-            idle |= dict.fromkeys(("examples", "teach"), "has no effect: only a task writes examples; drop it")
+            idle |= no_effect("only a task writes examples", "examples", "teach")
         if not self.feedback.reason:
             idle["feedback.reason_tokens"] = "has no effect without feedback.reason; drop it"
         return idle

@@ -11,9 +11,9 @@ from pydantic import Field
 
 from whet.data.distillation_target import TEMPLATES
 from whet.objective import catalogue
-from whet.settings.bounds import MOST_ROWS
 from whet.settings.layers import merged
 from whet.settings.sections import Section
+from whet.tools.pipelines import amounts
 from whet.tools.pipelines.library.choices import RejectionChoice, RLChoice, SFTChoice
 from whet.tools.pipelines.library.distilling import MOST_LAYERS, CompareEntry, MatchedEntry, StudentEntry
 from whet.tools.pipelines.library.entry import StageEntry
@@ -59,11 +59,9 @@ class DistillSettings(PipelineSettings):
     teacher_rl: RLChoice = Field(RLChoice(), description="makes the teacher on a task, where none is given")
     student: StudentChoice = StudentChoice()
     demonstrations: str = Field("", description="that the student sees before anything else; a task: its own")
-    warm_rows: int = Field(0, ge=0, le=MOST_ROWS, description="demonstrations of that warm-up; 0: all of a file")
-    reading_rows: int = Field(
+    warm_rows: amounts.CountOrNone = Field(0, description="demonstrations of that warm-up; 0: all of a file")
+    reading_rows: amounts.CountOrNone = Field(
         0,
-        ge=0,
-        le=MOST_ROWS,
         description="demonstrations of the warm-up that stand next to their prompt too, as a student reads them where "
         "it teaches itself; 0: it can use what it reads, as models that follow instructions can",
     )
@@ -93,10 +91,8 @@ class DistillSettings(PipelineSettings):
     }
 
     def idle(self) -> dict[str, str]:
-        idle = super().idle()
-        if self.teacher:
-            idle["teacher_rl"] = "has no effect: the teacher is given; drop one of them"
-        return idle
+        why = "has no effect: the teacher is given; drop one of them"
+        return super().idle() | ({"teacher_rl": why} if self.teacher else {})
 
 
 def distill_entries(settings: DistillSettings) -> list[StageEntry]:

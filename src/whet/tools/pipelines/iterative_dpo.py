@@ -7,8 +7,9 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from whet.settings.bounds import MOST_REPEATS, MOST_ROWS, MOST_SAMPLES
+from whet.settings.bounds import MOST_SAMPLES
 from whet.settings.sections import Table
+from whet.tools.pipelines import amounts
 from whet.tools.pipelines.library.entry import StageEntry
 from whet.tools.pipelines.library.evaluation import evals
 from whet.tools.pipelines.library.pairs import PairsEntry
@@ -20,9 +21,9 @@ from whet.tools.pipelines.settings import TRAIN_KEYS, Pipeline, PipelineSettings
 class RoundSettings(PipelineSettings):
     """What pipelines of rounds share: the policy writes, pairs are made of that, and it is trained on them."""
 
-    rounds: int = Field(2, ge=1, le=MOST_REPEATS, description="how often pairs are written and trained on")
+    rounds: amounts.Repeats = Field(2, description="how often pairs are written and trained on")
     method: str = Field("dpo", description="a preference method of `whet algorithms`")
-    epochs: float = Field(2.0, ge=1e-6, le=1000, description="passes over a round's pairs: few pairs get few updates")
+    epochs: amounts.Epochs = Field(2.0, description="passes over a round's pairs: few pairs get few updates")
     train: Table = Field({}, description=f"settings of each round's training: {TRAIN_KEYS}")
 
     def training(self, number: int, start: str) -> PreferenceEntry:
@@ -40,7 +41,7 @@ class RoundSettings(PipelineSettings):
 class IterativeDPOSettings(RoundSettings):
     """The policy's best completions against its worst."""
 
-    prompts_per_round: int = Field(1024, ge=1, le=MOST_ROWS, description="new ones in every round")
+    prompts_per_round: amounts.Count = Field(1024, description="new ones in every round")
     completions: int = Field(8, ge=2, le=MOST_SAMPLES, description="that the policy writes to each prompt")
 
     small_run: ClassVar[Mapping[str, Any]] = {

@@ -33,14 +33,21 @@ from whet.record.metrics.overoptimization import (
 from whet.record.metrics.selection import sizes as best_of_sizes
 from whet.record.run_folder import write_atomically
 from whet.record.text import number, percent
-from whet.settings.bounds import MOST_REPEATS, MOST_ROWS, MOST_SAMPLES, MOST_STEPS, MOST_WEIGHT
+from whet.settings.bounds import MOST_REPEATS, MOST_ROWS, MOST_SAMPLES, MOST_WEIGHT
 from whet.settings.layers import merged
 from whet.settings.sections import listed
+from whet.tools.pipelines import amounts
 from whet.tools.pipelines.library.choices import RLChoice
-from whet.tools.pipelines.library.pairs import prompt_row, row_prompt
-from whet.tools.pipelines.library.sampler import ModelSampler
+from whet.tools.pipelines.library.sampler import ModelSampler, prompt_row, row_prompt
 from whet.tools.pipelines.proxies import Combination, ProxyReward, combined, gold_score
-from whet.tools.pipelines.settings import Pipeline, PipelineSettings, own_data, sampling_config, shared_values
+from whet.tools.pipelines.settings import (
+    Pipeline,
+    PipelineSettings,
+    no_effect,
+    own_data,
+    sampling_config,
+    shared_values,
+)
 from whet.tools.pipelines.stages import FinishedStage, Stage, read_json_lines, stage_result, write_rows
 from whet.tools.pipelines.training import RUN, check_training, train_run, trained_model
 from whet.training.config import SUPERVISED, PolicyConfig, config_class
@@ -68,18 +75,18 @@ class LearningChoice(RLChoice):
 
     # the cheapest method whose reward is what it is given, unscaled
     method: str = Field("rloo", description="a method of `whet algorithms` that learns from a reward")
-    steps: int = Field(80, ge=0, le=MOST_STEPS, description="steps; 0: the method's own")
+    steps: amounts.StepsOrNone = Field(80, description="steps; 0: the method's own")
 
 
 class OveroptimizationSettings(PipelineSettings):
     """A gold score, proxies of several data sizes, and what restrains their optimisation."""
 
-    seeds: int = Field(1, ge=1, le=MOST_REPEATS, description="each has its own comparisons, proxies and runs")
+    seeds: amounts.Repeats = Field(1, description="each has its own comparisons, proxies and runs")
     sizes: Annotated[tuple[Annotated[int, Field(ge=2, le=MOST_ROWS)], ...], BeforeValidator(listed)] = Field(
         (32, 256, 4096), min_length=1, max_length=4, description="comparisons of a proxy, ascending"
     )
-    gold_steps: int = Field(60, ge=1, le=MOST_STEPS, description="training steps of gold's model")
-    proxy_steps: int = Field(128, ge=1, le=MOST_STEPS, description="steps of every proxy, so that only the data differ")
+    gold_steps: amounts.Steps = Field(60, description="training steps of gold's model")
+    proxy_steps: amounts.Steps = Field(128, description="steps of every proxy, so that only the data differ")
     pool_prompts: int = Field(48, ge=2, le=MOST_SAMPLES, description="questions of best-of-n")
     pool_completions: int = Field(128, ge=4, le=MOST_SAMPLES, description="completions to each: the largest n")
     rl: LearningChoice = Field(LearningChoice(), description="every learning run")
@@ -111,8 +118,8 @@ class OveroptimizationSettings(PipelineSettings):
     }
 
     def idle(self) -> dict[str, str]:
-        reason = "has no effect: gold and the proxies are the rewards, and every curve is measured; drop it"
-        return {**super().idle(), **dict.fromkeys(("reward", "eval", "allow_contamination"), reason)}
+        why = "gold and the proxies are the rewards, and every curve is measured"
+        return super().idle() | no_effect(why, "reward", "eval", "allow_contamination")
 
 
 @dataclass(frozen=True)

@@ -11,15 +11,15 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from whet.objective.presets import PRESETS
-from whet.settings.bounds import MOST_STEPS
 from whet.settings.layers import merged
 from whet.settings.sections import Table
+from whet.tools.pipelines import amounts
 from whet.tools.pipelines.library.entry import StageEntry
 from whet.tools.pipelines.library.pairs import HELD_OUT, JUDGED_PROMPTS, OTHER_HALF, OWN
 from whet.tools.pipelines.library.phases import MeasuredEntry, PhaseCheckEntry
 from whet.tools.pipelines.library.trainings import PreferenceEntry, RLEntry
 from whet.tools.pipelines.rlhf import JUDGE, JUDGE_SEED, PAIRS, PairSettings
-from whet.tools.pipelines.settings import TRAIN_KEYS, Pipeline
+from whet.tools.pipelines.settings import TRAIN_KEYS, Pipeline, no_effect
 from whet.training.config import PolicyConfig, config_class
 from whet.types import WhetError
 
@@ -31,20 +31,17 @@ class PhasedSettings(PairSettings):
 
     order: Literal["preference_first", "rl_first"] = Field("preference_first", description="which phase comes first")
     method: str = Field("dpo", description="method of the phase on pairs: a preference method")
-    epochs: float = Field(2.0, ge=1e-6, le=1000, description="passes over the pairs of its half")
+    epochs: amounts.Epochs = Field(2.0, description="passes over the pairs of its half")
     preference: Table = Field({}, description=f"settings of the phase on pairs: {TRAIN_KEYS}")
     rl_method: str = Field("grpo", description="method of the phase on rewards: a policy method with a KL term")
-    steps: int = Field(100, ge=1, le=MOST_STEPS, description="steps of the phase on rewards")
+    steps: amounts.Steps = Field(100, description="steps of the phase on rewards")
     train: Table = Field({}, description=f"settings of the phase on rewards: {TRAIN_KEYS}")
-    guard_kl: float = Field(
-        0.04,
-        ge=0,
-        le=1000,
-        description="KL penalty to the policy of the first phase while rewards are learned; 0: none",
+    guard_kl: amounts.EpochsOrNone = Field(
+        0.04, description="KL penalty to the policy of the first phase while rewards are learned; 0: none"
     )
     compare_unguarded: bool = Field(True, description="learn rewards also without the guard, to see what it does")
-    replay_epochs: float = Field(
-        0.0, ge=0, le=1000, description="passes over the pairs again after the phase on rewards; 0: none"
+    replay_epochs: amounts.EpochsOrNone = Field(
+        0.0, description="passes over the pairs again after the phase on rewards; 0: none"
     )
     tolerance: float = Field(0.05, ge=0, lt=1, description="share of the first phase's metric that may be lost")
 
@@ -59,13 +56,10 @@ class PhasedSettings(PairSettings):
     }
 
     def idle(self) -> dict[str, str]:
-        idle = super().idle()
         if self.order == "rl_first":
-            reason = "has no effect: order=rl_first ends with the phase on pairs, which has its own reference; drop it"
-            idle |= dict.fromkeys(("guard_kl", "compare_unguarded", "replay_epochs"), reason)
-        elif not self.guard_kl:
-            idle["compare_unguarded"] = "has no effect: guard_kl is 0; drop it"
-        return idle
+            why = "order=rl_first ends with the phase on pairs, which has its own reference"
+            return super().idle() | no_effect(why, "guard_kl", "compare_unguarded", "replay_epochs")
+        return super().idle() | ({} if self.guard_kl else no_effect("guard_kl is 0", "compare_unguarded"))
 
     def aligning(self, name: str, start: str, epochs: float) -> PreferenceEntry:
         """A phase on pairs."""

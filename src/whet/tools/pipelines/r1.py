@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from whet.reward.sections import RewardPartSection, RewardSection
-from whet.settings.bounds import MOST_ROWS
+from whet.tools.pipelines import amounts
 from whet.tools.pipelines.library.choices import RejectionChoice, RLChoice, SFTChoice
 from whet.tools.pipelines.library.entry import StageEntry
 from whet.tools.pipelines.library.evaluation import RecheckEntry, with_evals
@@ -26,7 +26,7 @@ class R1Settings(PipelineSettings):
     demonstrations: str = Field(
         "", description="demonstrations of the cold start: a file with completions; empty: the task's own"
     )
-    cold_rows: int = Field(0, ge=0, le=MOST_ROWS, description="demonstrations of the cold start; 0: all of a file")
+    cold_rows: amounts.CountOrNone = Field(0, description="demonstrations of the cold start; 0: all of a file")
     general: str = Field("", description="demonstrations of other kinds, mixed into the second SFT; empty: none")
     general_prompts: str = Field("", description="prompts of other kinds for the last RL; empty: none")
     pairs: str = Field("", description="pairs for a reward model, which scores prompts without an answer; empty: none")
@@ -53,10 +53,8 @@ class R1Settings(PipelineSettings):
     }
 
     def idle(self) -> dict[str, str]:
-        idle = super().idle()
-        if not self.pairs:
-            idle["reward_model"] = "has no effect without pairs; give a file of pairs, or drop it"
-        return idle
+        why = "has no effect without pairs; give a file of pairs, or drop it"
+        return super().idle() | ({} if self.pairs else {"reward_model": why})
 
 
 def reasoning_reward(settings: PipelineSettings) -> RewardSection:

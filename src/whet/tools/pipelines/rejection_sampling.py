@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from whet.settings.bounds import MOST_REPEATS
+from whet.tools.pipelines import amounts
 from whet.tools.pipelines.library.choices import RejectionChoice, SFTChoice
 from whet.tools.pipelines.library.entry import StageEntry
 from whet.tools.pipelines.library.evaluation import with_evals
@@ -20,7 +20,7 @@ from whet.tools.pipelines.settings import Pipeline, PipelineSettings
 class RejectionSettings(PipelineSettings):
     """Sample, keep what is right, imitate it; again from what came of that."""
 
-    rounds: int = Field(2, ge=1, le=MOST_REPEATS, description="how often completions are sampled and imitated")
+    rounds: amounts.Repeats = Field(2, description="how often completions are sampled and imitated")
     rejection: RejectionChoice = RejectionChoice()
     sft: SFTChoice = Field(SFTChoice(), description="imitation of what was kept")
     start: Literal["base", "last"] = Field(

@@ -8,9 +8,10 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from whet.reward.sections import RewardSection
-from whet.settings.bounds import MOST_ROWS, MOST_STEPS
+from whet.settings.bounds import MOST_ROWS
 from whet.settings.layers import merged
 from whet.settings.sections import Table
+from whet.tools.pipelines import amounts
 from whet.tools.pipelines.library.entry import StageEntry
 from whet.tools.pipelines.library.evaluation import evals
 from whet.tools.pipelines.library.judging import (
@@ -28,6 +29,7 @@ from whet.tools.pipelines.settings import (
     Pipeline,
     PipelineSettings,
     can_evaluate,
+    no_effect,
     task_reward,
     without_reward,
 )
@@ -47,23 +49,17 @@ class FeedbackSettings(PipelineSettings):
     method: str = Field(
         "", description="method of the policy's training; empty: rloo against a reward model, dpo on pairs"
     )
-    steps: int = Field(
-        100,
-        ge=1,
-        le=MOST_STEPS,
-        description="steps of the training against the reward model, which is soon over-optimised",
+    steps: amounts.Steps = Field(
+        100, description="steps of the training against the reward model, which is soon over-optimised"
     )
-    epochs: float = Field(
-        2.0, ge=1e-6, le=1000, description="passes over the pairs, of the reward model or of the policy"
-    )
+    epochs: amounts.Epochs = Field(2.0, description="passes over the pairs, of the reward model or of the policy")
     reward_model: Table = Field({}, description=f"settings of the reward model: {TRAIN_KEYS}")
     train: Table = Field({}, description=f"settings of the policy: {TRAIN_KEYS}")
 
     def idle(self) -> dict[str, str]:
         idle = {**super().idle(), **without_reward(self)}
         if self.learn == "pairs":
-            reason = "has no effect: learn=pairs trains no reward model; drop it"
-            idle |= dict.fromkeys(("steps", "reward_model"), reason)
+            idle |= no_effect("learn=pairs trains no reward model", "steps", "reward_model")
         return idle
 
     def learning(self, start: str) -> list[StageEntry]:
@@ -110,7 +106,7 @@ class JudgeSection(JudgeForm):
     name: str = Field(
         "", description="the model that judges; empty, and no base_url: the policy is trained to judge, on a task"
     )
-    examples: int = Field(1024, ge=1, le=MOST_ROWS, description="prompts that a trained judge learns from")
+    examples: amounts.Count = Field(1024, description="prompts that a trained judge learns from")
     train: Table = Field({}, description=f"settings of the judge's training: {TRAIN_KEYS}")
 
     @property
@@ -134,11 +130,8 @@ class RLAIFSettings(FeedbackSettings, PairLabels):
     }
 
     def idle(self) -> dict[str, str]:
-        idle = super().idle()
-        if not self.judge.is_trained:
-            reason = "has no effect: this judge is given and not trained; drop it"
-            idle |= dict.fromkeys(("judge.examples", "judge.train"), reason)
-        return idle
+        why = "this judge is given and not trained"
+        return super().idle() | ({} if self.judge.is_trained else no_effect(why, "judge.examples", "judge.train"))
 
 
 def rlaif_entries(settings: RLAIFSettings) -> list[StageEntry]:

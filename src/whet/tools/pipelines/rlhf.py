@@ -14,9 +14,10 @@ from pydantic import Field
 
 from whet.objective.presets import PRESETS
 from whet.objective.presets.preference import PAIR_PRESETS
-from whet.settings.bounds import MOST_ROWS, MOST_SAMPLES, MOST_STEPS
+from whet.settings.bounds import MOST_ROWS, MOST_SAMPLES
 from whet.settings.layers import merged
 from whet.settings.sections import Table
+from whet.tools.pipelines import amounts
 from whet.tools.pipelines.library.entry import StageEntry
 from whet.tools.pipelines.library.judged import BestOfEntry, JudgedEntry, WaysEntry
 from whet.tools.pipelines.library.pairs import (
@@ -33,7 +34,7 @@ from whet.tools.pipelines.library.pairs import (
 )
 from whet.tools.pipelines.library.sampling import SampleEntry
 from whet.tools.pipelines.library.trainings import PreferenceEntry, RewardModelEntry, RLEntry, SFTEntry
-from whet.tools.pipelines.settings import TRAIN_KEYS, Names, Pipeline, PipelineSettings, without_reward
+from whet.tools.pipelines.settings import TRAIN_KEYS, Names, Pipeline, PipelineSettings, no_effect, without_reward
 from whet.training.config import PolicyConfig, PreferenceConfig, config_class
 from whet.types import WhetError, did_you_mean
 
@@ -60,24 +61,21 @@ class PairSettings(PipelineSettings, PairSplit):
     completions: int = Field(
         8, ge=2, le=MOST_SAMPLES, description="that the first policy writes to each, where pairs is empty"
     )
-    judged_completions: int = Field(4, ge=1, le=MOST_SAMPLES, description="that each policy writes to each of them")
+    judged_completions: amounts.Samples = Field(4, description="that each policy writes to each of them")
     reward_model: Table = Field({}, description=f"settings of the reward models: {TRAIN_KEYS}")
-    reward_model_epochs: float = Field(2.0, ge=1e-6, le=1000, description="passes over the pairs of a reward model")
+    reward_model_epochs: amounts.Epochs = Field(2.0, description="passes over the pairs of a reward model")
 
     def idle(self) -> dict[str, str]:
         idle = super().idle()
         if self.pairs:
-            idle["completions"] = "has no effect: the pairs are given and not written; drop it"
+            idle |= no_effect("the pairs are given and not written", "completions")
         if self.pairs and not self.pairs.startswith(TASK):
-            idle["prompts"] = "has no effect: the pairs are given and not written; drop it"
+            idle |= no_effect("the pairs are given and not written", "prompts")
         else:
-            reason = "has no effect: it is for pairs in a file; drop it"
-            idle |= dict.fromkeys(("as_chat", "columns", "unusable"), reason)
+            idle |= no_effect("it is for pairs in a file", "as_chat", "columns", "unusable")
         if self.held_out:
-            idle["held_out_share"] = "has no effect: held_out is given; drop it"
-        else:
-            idle["allow_overlap"] = "has no effect: the split by prompt has no overlap; drop it"
-        return idle
+            return idle | no_effect("held_out is given", "held_out_share")
+        return idle | no_effect("the split by prompt has no overlap", "allow_overlap")
 
     def pair_entries(self) -> list[StageEntry]:
         """The pairs, written by the first policy where none are given, and split by prompt."""
@@ -126,35 +124,25 @@ class RLHFSettings(PairSettings):
         description=f"ways of the third stage: methods of `whet algorithms` that learn from a reward or from pairs, "
         f"and {SELECT}, which trains nothing",
     )
-    steps: int = Field(
-        100,
-        ge=1,
-        le=MOST_STEPS,
-        description="steps of the first method in compare; the others get as many as cost the same",
+    steps: amounts.Steps = Field(
+        100, description="steps of the first method in compare; the others get as many as cost the same"
     )
-    most_kl: float = Field(
+    most_kl: amounts.EpochsOrNone = Field(
         MOST_KL,
-        ge=0,
-        le=1000,
         description="nats per completion from the policy of the first stage, at which training against the reward "
         "model ends; 0: only after its steps. Not for a way whose objective.control is given",
     )
-    most_n: int = Field(
-        64,
-        ge=1,
-        le=MOST_SAMPLES,
-        description=f"{SELECT}: at most this n; less where the budget is spent on the judged prompts before",
+    most_n: amounts.Samples = Field(
+        64, description=f"{SELECT}: at most this n; less where the budget is spent on the judged prompts before"
     )
-    most_epochs: float = Field(
+    most_epochs: amounts.EpochsOrNone = Field(
         1.0,
-        ge=0,
-        le=1000,
         description="passes over the pairs that a method which learns from pairs makes at most, though it then spends "
         "less than the budget; 0: as many as the budget pays",
     )
     sft: Table = Field({}, description=f"settings of the imitation of chosen completions: {TRAIN_KEYS}")
-    sft_epochs: float = Field(
-        1.0, ge=0, le=1000, description="passes over the chosen completions; 0: the policy is a good one already"
+    sft_epochs: amounts.EpochsOrNone = Field(
+        1.0, description="passes over the chosen completions; 0: the policy is a good one already"
     )
     train: Table = Field({}, description=f"by method of compare, of its training: {TRAIN_KEYS}")
 
@@ -173,10 +161,8 @@ class RLHFSettings(PairSettings):
     def idle(self) -> dict[str, str]:
         idle = {**super().idle(), **without_reward(self)}
         if SELECT not in self.compare:
-            idle["most_n"] = f"has no effect: {SELECT} is not in compare; drop it"
-        if not self.sft_epochs:
-            idle["sft"] = "has no effect: sft_epochs is 0; drop it"
-        return idle
+            idle |= no_effect(f"{SELECT} is not in compare", "most_n")
+        return idle if self.sft_epochs else idle | no_effect("sft_epochs is 0", "sft")
 
 
 def check_ways(settings: RLHFSettings) -> None:
@@ -200,12 +186,12 @@ def check_ways(settings: RLHFSettings) -> None:
 
 def training_of(settings: RLHFSettings, way: str) -> Mapping[str, Any]:
     """The user's settings of a way; one that learns from the reward model has an end by KL besides."""
-    given = settings.train.get(way) or {}
-    if not settings.most_kl or config_class(way) is PreferenceConfig or "control" in given.get("objective", {}):
-        return given
+    train = settings.train.get(way) or {}
+    if not settings.most_kl or config_class(way) is PreferenceConfig or "control" in train.get("objective", {}):
+        return train
     if PRESETS[way].objective.control.name != "fixed":
-        return given
-    return merged(given, {"objective": {"control": {"kind": "budget", "nats": settings.most_kl, "decay": KL_DECAY}}})
+        return train
+    return merged(train, {"objective": {"control": {"kind": "budget", "nats": settings.most_kl, "decay": KL_DECAY}}})
 
 
 def rlhf_entries(settings: RLHFSettings) -> list[StageEntry]:

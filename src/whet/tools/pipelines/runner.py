@@ -30,13 +30,13 @@ from whet.tools.pipelines.registry import find_pipeline
 from whet.tools.pipelines.settings import Pipeline, PipelineSettings, resolve_settings, settings_toml
 from whet.tools.pipelines.stages import (
     FinishedStage,
+    Interrupted,
     ProgressPrinter,
     Stage,
     StageCost,
-    StagePlan,
     print_line,
     read_json_lines,
-    run_with_progress,
+    run_stages,
     unchanged_stages,
 )
 from whet.tools.pipelines.training import RUN
@@ -52,27 +52,23 @@ CODE_TESTS = "code_tests"
 
 def plan_lines(stages: Sequence[Stage], unchanged: Collection[str] = ()) -> list[str]:
     """A line per stage, the sum, and what the numbers mean."""
-    costs = [(stage.plan or StagePlan()).cost for stage in stages]
-    timed = any(cost.seconds for cost in costs)
-    rows = [[*HEAD, "time"] if timed else HEAD]
-    for number, (stage, cost) in enumerate(zip(stages, costs, strict=True), 1):
-        plan = stage.plan or StagePlan()
-        named = (where if where == what else f"{what}: {where}" for what, where in plan.inputs.items())
-        reads = "; ".join(named) or stage.about
-        mark = " (done)" if stage.name in unchanged else ""
-        cells = [f"{number}. {stage.name}{mark}", reads, plan.writes, *_amounts(cost)]
-        rows.append([*cells, duration(cost.seconds) if cost.seconds else ""] if timed else cells)
+    costs = [stage.plan.cost for stage in stages]
     total = StageCost(
-        sum(cost.updates for cost in costs),
-        sum(cost.trained_rows for cost in costs),
-        sum(cost.completions for cost in costs),
-        sum(cost.sampled_tokens for cost in costs),
-        sum(cost.seconds or 0.0 for cost in costs),
+        updates=sum(cost.updates for cost in costs),
+        completions=sum(cost.completions for cost in costs),
+        sampled_tokens=sum(cost.sampled_tokens for cost in costs),
+        seconds=sum(cost.seconds or 0.0 for cost in costs),
     )
-    last = ["in all", "", "", *_amounts(total)]
-    rows.append([*last, duration(total.seconds)] if timed else last)
-    lines = aligned(rows, left=3)
-    lines += [f"{stage.name}: {cost.note}" for stage, cost in zip(stages, costs, strict=True) if cost.note]
+    timed = bool(total.seconds)
+    rows = [[*HEAD, "time"]]
+    for number, stage in enumerate(stages, 1):
+        named = (where if where == what else f"{what}: {where}" for what, where in stage.plan.inputs.items())
+        mark = " (done)" if stage.name in unchanged else ""
+        name = f"{number}. {stage.name}{mark}"
+        rows.append([name, "; ".join(named) or stage.about, stage.plan.writes, *_amounts(stage.plan.cost)])
+    rows.append(["in all", "", "", *_amounts(total)])
+    lines = aligned(rows if timed else [row[:-1] for row in rows], left=3)
+    lines += [f"{stage.name}: {stage.plan.cost.note}" for stage in stages if stage.plan.cost.note]
     if any(cost.sampled_tokens for cost in costs):
         lines.append("tokens sampled are at most: every completion as long as its budget")
     if timed:
@@ -86,7 +82,7 @@ def plan_lines(stages: Sequence[Stage], unchanged: Collection[str] = ()) -> list
 
 def _amounts(cost: StageCost) -> list[str]:
     numbers = (cost.updates, cost.completions, cost.sampled_tokens)
-    return [quantity(number) if number else "" for number in numbers]
+    return [*(quantity(number) if number else "" for number in numbers), duration(cost.seconds) if cost.seconds else ""]
 
 
 @dataclass(frozen=True)
@@ -239,13 +235,16 @@ def _run(pipeline: Pipeline, stages: Sequence[Stage], folder: Path, is_new: bool
     printer.current = pipeline.name
     status = "failed"
     try:
-        status = run_with_progress(stages, folder, printer)
+        run_stages(stages, folder, printer)
+        status = "finished"
+    except (Interrupted, KeyboardInterrupt):
+        status = "interrupted"
     except WhetError as error:
+        kind, words = RunFailed if isinstance(error, RunFailed) else WhetError, f"{printer.current}: {error}"
         if is_new and not _has_results(folder):  # an error found before anything was done leaves no folder behind
             discard(folder)
-            raise
-        kind = RunFailed if isinstance(error, RunFailed) else WhetError
-        raise kind(f"{error}; after fixing that, continue with `whet resume {folder}`") from error
+            raise kind(words) from error
+        raise kind(f"{words}; after fixing that, continue with `whet resume {folder}`") from error
     finally:
         page = draw(printer.finished, status) if folder.is_dir() else folder
     summary = _story(pipeline, stages, folder, printer.finished, status)
@@ -285,19 +284,19 @@ def _policies(stages: Sequence[Stage], finished: Mapping[str, FinishedStage]) ->
     policies = []
     for stage in stages:
         done = finished.get(stage.name)
-        file = None if done is None else done.folder / EVAL_ROWS
-        if file is not None and done is not None and done.result.get("sets") and file.is_file():
-            rows = {str(row["id"]): row for row in read_json_lines(file)}
-            drawn = done.folder / DRAWN_ROWS
-            for row in read_json_lines(drawn) if drawn.is_file() else ():
-                rows[str(row["id"])] |= row
-            policies.append(MeasuredPolicy(_label(stage), rows, stage.name, stage.against))
+        if done is None or not done.result.get("sets") or not (done.folder / EVAL_ROWS).is_file():
+            continue
+        rows = {str(row["id"]): row for row in read_json_lines(done.folder / EVAL_ROWS)}
+        drawn = done.folder / DRAWN_ROWS
+        for row in read_json_lines(drawn) if drawn.is_file() else ():
+            rows[str(row["id"])] |= row
+        policies.append(MeasuredPolicy(_label(stage), rows, stage.name, stage.against))
     return tuple(policies)
 
 
 def _label(stage: Stage) -> str:
     """Whom an eval measures, by the stage that left it."""
-    return stage.plan.inputs.get("model", "") if stage.plan is not None and stage.measures else ""
+    return stage.plan.inputs.get("model", "") if stage.measures else ""
 
 
 def _stage_line(folder: Path, stage: Stage, done: FinishedStage | None) -> StageSummary:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from whet.settings.bounds import MOST_ROWS
+from whet.tools.pipelines import amounts
 from whet.tools.pipelines.iterative_dpo import RoundSettings
 from whet.tools.pipelines.library.entry import StageEntry
 from whet.tools.pipelines.library.evaluation import evals
@@ -28,7 +28,7 @@ from whet.tools.pipelines.settings import Pipeline, is_scored, without_reward
 class SelfRewardingSettings(RoundSettings, SelfScoring):
     """The policy's own scores, and an anchor if wanted."""
 
-    prompts_per_round: int = Field(1024, ge=1, le=MOST_ROWS, description="new ones in every round")
+    prompts_per_round: amounts.Count = Field(1024, description="new ones in every round")
     teach: TeachSection = Field(TeachSection(), description="the first training: to answer and to judge")
     judge: SelfJudgeSection = Field(SelfJudgeSection(), description="how the policy judges itself")
     stop: bool = Field(True, description="end the pipeline when a round is called a collapse")

@@ -13,9 +13,9 @@ from whet.data.sections import DataSection
 from whet.model.sections import ModelSection
 from whet.reward.sections import RewardPartSection, RewardSection, SandboxSection
 from whet.rollout.sections import SamplingSection
-from whet.settings.bounds import MOST_ROWS, MOST_SAMPLES, MOST_SEED, MOST_STEPS
 from whet.settings.layers import merged, validated
 from whet.settings.sections import Section, Temperature
+from whet.tools.pipelines import amounts
 from whet.training.config import EvaluationConfig, idle_data_keys, origin_of
 from whet.training.sections import EvalSection
 from whet.types import WhetError
@@ -34,8 +34,8 @@ Names = Annotated[tuple[str, ...], BeforeValidator(_listed)]  # also as text: --
 class PipelineReport(Section):
     """How often a training inside a pipeline saves."""
 
-    save_every: int = Field(
-        0, ge=0, le=MOST_STEPS, description="training steps between checkpoints; 0: by their cost, as in a run"
+    save_every: amounts.StepsOrNone = Field(
+        0, description="training steps between checkpoints; 0: by their cost, as in a run"
     )
 
 
@@ -43,19 +43,17 @@ class PipelineEval(Section):
     """How every policy of a pipeline is measured."""
 
     source: str = Field("", description="file or hub id of eval prompts; a task brings its own held-out split")
-    prompts: int = Field(
-        200, ge=0, le=MOST_ROWS, description="held-out prompts that the policy is evaluated on; 0 is off"
-    )
+    prompts: amounts.CountOrNone = Field(200, description="held-out prompts that the policy is evaluated on; 0 is off")
     reward: RewardSection = Field(
         RewardSection(), description="what scores the held-out completions; empty: the task's own reward"
     )
     by: str = Field("", description="column of the eval rows; each of its values is an eval set of its own")
-    samples: int = Field(
-        1, ge=1, le=MOST_SAMPLES, description="completions drawn per prompt for pass@k and the majority vote; 1: none"
+    samples: amounts.Samples = Field(
+        1, description="completions drawn per prompt for pass@k and the majority vote; 1: none"
     )
     temperature: Temperature = Field(1.0, description="sampling temperature of those samples")
-    sampled_prompts: int = Field(
-        0, ge=0, le=MOST_ROWS, description="prompts of each eval set that samples are drawn for; 0: all"
+    sampled_prompts: amounts.CountOrNone = Field(
+        0, description="prompts of each eval set that samples are drawn for; 0: all"
     )
 
 
@@ -63,7 +61,7 @@ class PipelineSettings(Section):
     """What every pipeline has."""
 
     pipeline: str = Field(description="its name, as `whet pipeline` lists it")
-    seed: int = Field(0, ge=0, le=MOST_SEED, description="random seed of the pipeline")
+    seed: amounts.Seed = Field(0, description="random seed of the pipeline")
     folder: str = Field("", description="folder of the pipeline; empty: the next free one under runs/")
     model: ModelSection = Field(ModelSection(), description="the policy to begin with")
     data: DataSection = DataSection()
@@ -94,11 +92,15 @@ class Pipeline:
     stages: Callable[[Any], Sequence[Any]]  # settings -> StageEntry or Stage each; refuses settings that cannot work
 
 
+def no_effect(why: str, *paths: str) -> dict[str, str]:
+    """Idle keys that have one reason."""
+    return dict.fromkeys(paths, f"has no effect: {why}; drop it")
+
+
 def without_reward(settings: PipelineSettings) -> dict[str, str]:
     """The idle keys of a pipeline in which no stage learns from a reward of the user's; an eval of a file has one."""
-    if settings.eval.source:
-        return {}
-    return {"reward": "has no effect: nothing here learns from it, and the task scores its own prompts; drop it"}
+    why = "nothing here learns from it, and the task scores its own prompts"
+    return {} if settings.eval.source else no_effect(why, "reward")
 
 
 def resolve_settings(pipeline: Pipeline, *layers: Mapping[str, Any]) -> PipelineSettings:
@@ -169,11 +171,8 @@ def is_scored(reward: RewardSection) -> bool:
 
 def can_evaluate(settings: PipelineSettings) -> bool:
     """True where there are held-out prompts and something that says which completions are right."""
-    if not settings.eval.prompts:
-        return False
-    if settings.data.parsed_source.is_generated and not settings.eval.source:
-        return True
-    return bool(settings.eval.source) and is_scored(answer_reward(settings))
+    is_known = is_scored(answer_reward(settings)) if settings.eval.source else settings.data.parsed_source.is_generated
+    return bool(settings.eval.prompts and is_known)
 
 
 def own_data(settings: PipelineSettings) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from typing import Any, TextIO, TypeVar
 from whet.record.run_folder import write_atomically
 from whet.record.text import duration
 from whet.record.text import number as number_text
-from whet.types import Prompt, RunFailed, Sample, StepReport, WhetError
+from whet.types import Prompt, Sample, StepReport, WhetError
 
 RESULT, STARTED = "stage.json", "started.json"
 REPLACED = "replaced"  # folder of what stages left behind that ran again with other inputs
@@ -85,7 +85,7 @@ class Stage:
     measures: tuple[str, int] | None = None  # whose metrics it measures, after which round
     reads: tuple[str, ...] | None = None  # the stages whose results it uses; None: every earlier one
     inputs: Callable[[], Mapping[str, str]] = dict  # digests of the files and models it reads, by name
-    plan: StagePlan | None = None
+    plan: StagePlan = StagePlan()
     against: str = ""  # of an eval: the one it is compared with; empty: the one before, "none": nobody
 
 
@@ -139,8 +139,11 @@ def _fingerprint(stage: Stage, earlier: Mapping[str, str]) -> str:
 def unchanged_stages(stages: Sequence[Stage], folder: Path) -> list[str]:
     """Names of the stages that are finished in the folder and would be skipped."""
     prints = stage_fingerprints(stages)
-    places = {stage.name: stage_folder(folder, number, stage) for number, stage in enumerate(stages, 1)}
-    return [stage.name for stage in stages if _read_finished(places[stage.name], stage, prints[stage.name]) is not None]
+    return [
+        stage.name
+        for number, stage in enumerate(stages, 1)
+        if _read_finished(stage_folder(folder, number, stage), stage, prints[stage.name]) is not None
+    ]
 
 
 def run_stages(stages: Sequence[Stage], folder: Path, observer: ProgressPrinter) -> dict[str, FinishedStage]:
@@ -179,34 +182,36 @@ def run_stages(stages: Sequence[Stage], folder: Path, observer: ProgressPrinter)
     return finished
 
 
-def _cleared(place: Path, fingerprint: str) -> Path | None:
+def _cleared(own_folder: Path, fingerprint: str) -> Path | None:
     """Move away what was made of other inputs; where it lies now, None where there is nothing to move."""
-    if not place.is_dir() or all(path.name == f".{STARTED}" for path in place.iterdir()):
+    if not own_folder.is_dir() or all(path.name == f".{STARTED}" for path in own_folder.iterdir()):
         return None  # at most its mark, half written by a process that was killed
-    if not (place / RESULT).exists():
+    if not (own_folder / RESULT).exists():
         try:
-            started = json.loads((place / STARTED).read_text(encoding="utf-8"))
+            started = json.loads((own_folder / STARTED).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             started = {}
         if isinstance(started, dict) and started.get("fingerprint") == fingerprint:
             return None  # interrupted: it goes on
-    replaced = place.parent / REPLACED / place.name
+    replaced = own_folder.parent / REPLACED / own_folder.name
     replaced.parent.mkdir(exist_ok=True)
     shutil.rmtree(replaced, ignore_errors=True)
-    os.replace(place, replaced)
+    os.replace(own_folder, replaced)
     return replaced
 
 
-def _read_finished(place: Path, stage: Stage, fingerprint: str) -> FinishedStage | None:
+def _read_finished(own_folder: Path, stage: Stage, fingerprint: str) -> FinishedStage | None:
     """The finished stage, None where it is not finished or was made of other inputs."""
     try:
-        saved = json.loads((place / RESULT).read_text(encoding="utf-8"))
-        name, done = saved["name"], FinishedStage(place, saved["result"], saved["seconds"])
+        saved = json.loads((own_folder / RESULT).read_text(encoding="utf-8"))
+        name, done = saved["name"], FinishedStage(own_folder, saved["result"], saved["seconds"])
         made_of = saved.get("fingerprint")
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise WhetError(f"{place / RESULT} is damaged ({error}); remove {place} to run that stage again") from error
+        raise WhetError(
+            f"{own_folder / RESULT} is damaged ({error}); remove {own_folder} to run that stage again"
+        ) from error
     return done if name == stage.name and made_of == fingerprint else None
 
 
@@ -303,8 +308,8 @@ class ProgressPrinter:
         self.current = stage.name
         print_line(f"[{number}/{total}] {stage.name}: {stage.about}")
 
-    def stage_replaced(self, stage: Stage, kept: Path) -> None:
-        print_line(f"      {stage.name} was made of other inputs and runs again; what it had left is in {kept}")
+    def stage_replaced(self, stage: Stage, moved_to: Path) -> None:
+        print_line(f"      {stage.name} was made of other inputs and runs again; what it had left is in {moved_to}")
 
     def stage_finished(self, number: int, total: int, stage: Stage, done: FinishedStage, is_old: bool) -> None:
         """`is_old`: from an earlier run of the pipeline."""
@@ -317,15 +322,3 @@ class ProgressPrinter:
             print_line(f"      stopping here: {done.result['stop_reason']}")
         if not is_old:
             self._draw(self.finished)
-
-
-def run_with_progress(stages: Sequence[Stage], folder: Path, printer: ProgressPrinter) -> str:
-    """Run the stages in a folder that the caller has locked; finished or interrupted. An error names its stage."""
-    try:
-        run_stages(stages, folder, printer)
-    except (Interrupted, KeyboardInterrupt):
-        return "interrupted"
-    except WhetError as error:
-        kind = RunFailed if isinstance(error, RunFailed) else WhetError
-        raise kind(f"{printer.current}: {error}" if printer.current else str(error)) from error
-    return "finished"

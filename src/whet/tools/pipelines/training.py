@@ -54,16 +54,6 @@ def trained_model(done: FinishedStage) -> str:
     return str((done.folder / RUN).resolve())
 
 
-def run_summary(folder: Path) -> str:
-    """A finished training in one line."""
-    steps = [line for line in read_metrics(folder / RUN) if "metrics" in line]
-    last = steps[-1]["metrics"] if steps else {}
-    words = [count_of(len(steps), "update")]
-    shown = {"loss": "last loss", "accuracy": "pair accuracy"}
-    words += [f"{text} {metric_text(name, last[name])}" for name, text in shown.items() if name in last]
-    return ", ".join(words)
-
-
 def check_training(method: str, config: Mapping[str, Any], section: str = "train") -> Any:
     """Refuse a training that could not start, before the first stage."""
     try:
@@ -83,19 +73,28 @@ def trained_result(folder: Path) -> dict[str, Any]:
 
     for checkpoint in sorted((folder / RUN / "checkpoints").glob("step-*")):
         drop_training_state(checkpoint)
-    taken = sum("metrics" in line for line in read_metrics(folder / RUN))  # fewer than given where it ended early
-    return stage_result(run_summary(folder), cost=training_cost(folder / RUN), steps=taken)
+    steps = _steps(folder / RUN)  # fewer than given where it ended early
+    last = steps[-1]["metrics"] if steps else {}
+    shown = {"loss": "last loss", "accuracy": "pair accuracy"}
+    words = [f"{text} {metric_text(name, last[name])}" for name, text in shown.items() if name in last]
+    summary = ", ".join([count_of(len(steps), "update"), *words])
+    return stage_result(summary, cost=training_cost(folder / RUN), steps=len(steps))
+
+
+def _steps(run: Path) -> list[dict[str, Any]]:
+    return [line for line in read_metrics(run) if "metrics" in line]
 
 
 def training_cost(run: Path) -> dict[str, int]:
     """Updates, and tokens that were sampled and trained on."""
-    steps = [line for line in read_metrics(run) if "metrics" in line]
-    counts = [line.get("counts", {}) for line in steps]
-    samples = sum(int(step_counts.get("samples", 0)) for step_counts in counts)
-    tokens = sum(int(step_counts.get("tokens", 0)) for step_counts in counts)
-    updates = sum(int(line["metrics"].get("updates", 1)) for line in steps)
+    steps = _steps(run)
+
+    def counted(name: str) -> int:
+        return sum(int(line.get("counts", {}).get(name, 0)) for line in steps)
+
+    samples, tokens = counted("samples"), counted("tokens")
     return {
-        "updates": updates,
+        "updates": sum(int(line["metrics"].get("updates", 1)) for line in steps),
         "completions": samples,
         "sampled_tokens": tokens if samples else 0,
         "trained_tokens": tokens,

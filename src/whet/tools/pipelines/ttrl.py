@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from whet.reward.sections import RewardPartSection, RewardSection
-from whet.settings.bounds import MOST_ROWS, MOST_SAMPLES
+from whet.settings.bounds import MOST_SAMPLES
+from whet.tools.pipelines import amounts
 from whet.tools.pipelines.library.choices import RLChoice
 from whet.tools.pipelines.library.entry import StageEntry
 from whet.tools.pipelines.library.evaluation import with_evals
@@ -22,11 +23,11 @@ MAJORITY = "majority_answer"
 class LabelFreeSettings(PipelineSettings):
     """RL on prompts without labels."""
 
-    least_share: float = Field(
-        0.0, ge=0, le=1, description="share of a group's votes below which its majority is not rewarded"
+    least_share: amounts.Share = Field(
+        0.0, description="share of a group's votes below which its majority is not rewarded"
     )
     votes: int = Field(16, ge=2, le=MOST_SAMPLES, description="completions per prompt of the votes that are counted")
-    vote_prompts: int = Field(256, ge=0, le=MOST_ROWS, description="training prompts that they are counted on; 0: none")
+    vote_prompts: amounts.CountOrNone = Field(256, description="training prompts that they are counted on; 0: none")
     rl: RLChoice = Field(RLChoice(), description="the training")
 
     small_run: ClassVar[Mapping[str, Any]] = {

@@ -7,9 +7,9 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from whet.settings.bounds import MOST_ROWS, MOST_SAMPLES, MOST_STEPS
 from whet.settings.layers import merged
 from whet.settings.sections import Section, Table, Temperature
+from whet.tools.pipelines import amounts
 from whet.tools.pipelines.library.sampling import RejectionEntry, RejectionRule, SampleEntry
 from whet.tools.pipelines.settings import TRAIN_KEYS
 
@@ -17,7 +17,7 @@ from whet.tools.pipelines.settings import TRAIN_KEYS
 class TrainingChoice(Section):
     """How a stage trains. Keys that are not its own are the training's: `sft.batch.rows_per_step=64`."""
 
-    epochs: float = Field(1.0, ge=1e-6, le=1000, description="passes over its rows or prompts")
+    epochs: amounts.Epochs = Field(1.0, description="passes over its rows or prompts")
     train: Table = Field({}, description=f"settings of the training: {TRAIN_KEYS}")
 
     @model_validator(mode="before")
@@ -38,22 +38,22 @@ class TrainingChoice(Section):
 class SFTChoice(TrainingChoice):
     """A stage of imitation, or another that learns from rows."""
 
-    epochs: float = Field(2.0, ge=1e-6, le=1000, description="passes over its rows; train.steps wins")
+    epochs: amounts.Epochs = Field(2.0, description="passes over its rows; train.steps wins")
 
 
 class RLChoice(TrainingChoice):
     """A stage of reinforcement learning."""
 
     method: str = Field("grpo", description="a policy method of `whet algorithms`")
-    epochs: float = Field(1.0, ge=1e-6, le=1000, description="passes over its prompts, where steps is 0")
-    steps: int = Field(0, ge=0, le=MOST_STEPS, description="steps; 0: as many as `epochs` passes take")
+    epochs: amounts.Epochs = Field(1.0, description="passes over its prompts, where steps is 0")
+    steps: amounts.StepsOrNone = Field(0, description="steps; 0: as many as `epochs` passes take")
 
 
 class RejectionChoice(RejectionRule):
     """What is sampled from a model, and what of it is learned from."""
 
-    prompts: int = Field(0, ge=0, le=MOST_ROWS, description="only the first of the training prompts; 0: all")
-    completions: int = Field(4, ge=1, le=MOST_SAMPLES, description="drawn per prompt")
+    prompts: amounts.CountOrNone = Field(0, description="only the first of the training prompts; 0: all")
+    completions: amounts.Samples = Field(4, description="drawn per prompt")
     temperature: Temperature = Field(1.0, description="sampling temperature")
 
     def entries(

@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import tomli_w
 from pydantic import Field
@@ -19,9 +19,10 @@ from whet.record.run_folder import write_atomically
 from whet.record.text import count_of, percent
 from whet.reward.repetition import repetition
 from whet.reward.safety import is_refusal, safety
-from whet.settings.bounds import MOST_REPEATS, MOST_ROWS, MOST_TOKENS
 from whet.settings.sections import Section
-from whet.tools.pipelines.library.entry import Composition, Inputs, StageEntry, StageInput, StageWork
+from whet.tools.pipelines import amounts
+from whet.tools.pipelines.library import takes
+from whet.tools.pipelines.library.entry import Composition, StageEntry, StageInput, StageWork
 from whet.tools.pipelines.library.evaluation import POLICY, eval_config
 from whet.tools.pipelines.library.judging import (
     FIRST,
@@ -33,15 +34,17 @@ from whet.tools.pipelines.library.judging import (
     Preference,
     letter_preferences,
 )
-from whet.tools.pipelines.library.pairs import prompt_row
 from whet.tools.pipelines.library.sampler import (
-    EXAMPLE_SEED,
     ModelSampler,
     Row,
+    WrittenChunk,
     chunk_size,
-    completion_row,
+    completion_rows,
+    model_sampler,
+    prompt_row,
     sampled_rows,
-    task_rows,
+    task_demonstrations,
+    task_reviews,
     training_prompts,
 )
 from whet.tools.pipelines.settings import PipelineSettings, can_evaluate, sampling_config
@@ -158,18 +161,11 @@ def draw_principle(principles: Sequence[Principle], *seed: int | str) -> Princip
     return random.Random("/".join(map(str, seed))).choice(list(principles))
 
 
-def opening(prompt: Prompt) -> tuple[Message, ...]:
-    """The messages of a prompt; its question as a user message where it has none."""
-    return prompt.messages or ({"role": "user", "content": prompt.question()},)
-
-
 def critique_request(prompt: Prompt, completion: str, principle: Principle) -> tuple[Message, ...]:
     """The conversation that asks for a critique of a completion under a principle."""
-    return (
-        *opening(prompt),
-        {"role": "assistant", "content": completion},
-        {"role": "user", "content": principle.critique},
-    )
+    opening = prompt.messages or ({"role": "user", "content": prompt.question()},)
+    said: Message = {"role": "assistant", "content": completion}
+    return (*opening, said, {"role": "user", "content": principle.critique})
 
 
 def revision_request(prompt: Prompt, completion: str, principle: Principle, critique: str) -> tuple[Message, ...]:
@@ -224,42 +220,31 @@ def conduct(violated: Sequence[Sequence[str]], lengths: Sequence[int]) -> dict[s
 class ConstitutionExamplesEntry(StageEntry, kind="constitution_examples", gives=("rows",), uses=("seed", "data")):
     """Examples of answering, criticising, revising and comparing, written by the task."""
 
-    count: int = Field(512, ge=1, le=MOST_ROWS, description="prompts of the task")
+    says: ClassVar[str] = "examples of answering, criticising, revising and comparing, written by the task"
 
-    def about(self, settings: PipelineSettings, inputs: Inputs) -> str:
-        return "examples of answering, criticising, revising and comparing, written by the task"
+    count: amounts.Count = Field(512, description="prompts of the task")
 
     def work(self, run: StageWork) -> Mapping[str, Any]:
-        from whet.data.tasks import demonstrations
-        from whet.data.tasks.contrast import reviewed_completions
-
-        (principle,), seed = TASK_PRINCIPLES, run.settings.seed + EXAMPLE_SEED
-        shown = task_rows(
-            run.settings, self.count, lambda task, count, level: demonstrations(task, count, seed, level, SHOWN_SHARE)
-        )
-        reviewed = task_rows(
-            run.settings,
-            self.count,
-            lambda task, count, level: reviewed_completions(task, "train", count, seed, level),
-        )
-        rows = [{**prompt_row(row.prompt), "completion": row.completion} for row in shown]
+        (principle,) = TASK_PRINCIPLES
+        shown = task_demonstrations(run.settings, self.count, SHOWN_SHARE)
+        reviewed, rows = task_reviews(run.settings, self.count), list(shown)
         for number, group in enumerate(reviewed[at : at + 5] for at in range(0, len(reviewed), 5)):
             example = group[number % 5]
             critique = example.fault or NOTHING_WRONG
             asked = (example.prompt, example.completion, principle)
             right, wrong = group[0], group[2 if number % 2 else 4]
+            taught = [
+                (critique_request(*asked), critique),
+                (revision_request(*asked, critique), example.right),
+                (preference_request(right.prompt, right.completion, wrong.completion, principle), FIRST),
+                (preference_request(right.prompt, wrong.completion, right.completion, principle), SECOND),
+            ]
             rows += [
-                _row(critique_request(*asked), critique),
-                _row(revision_request(*asked, critique), example.right),
-                _row(preference_request(right.prompt, right.completion, wrong.completion, principle), FIRST),
-                _row(preference_request(right.prompt, wrong.completion, right.completion, principle), SECOND),
+                {"prompt": [dict(message) for message in messages], "completion": completion}
+                for messages, completion in taught
             ]
         run.write("rows", [{**row, "id": str(at)} for at, row in enumerate(rows)])
         return stage_result(f"{len(rows)} examples", counts={"examples": len(rows), "answering": len(shown)})
-
-
-def _row(messages: Sequence[Message], completion: str) -> Row:
-    return {"prompt": [dict(message) for message in messages], "completion": completion}
 
 
 def is_forbidden(rule: str, prompt: Prompt) -> bool:
@@ -272,8 +257,8 @@ class Revising(Section):
     """How completions are criticised and revised."""
 
     constitution: str = Field("", description="TOML file of principles; empty: the built-in one, or the task's own")
-    critiques: int = Field(4, ge=1, le=MOST_REPEATS, description="times that a completion is criticised and revised")
-    critique_tokens: int = Field(128, ge=1, le=MOST_TOKENS, description="tokens of a critique")
+    critiques: amounts.Repeats = Field(4, description="times that a completion is criticised and revised")
+    critique_tokens: amounts.Tokens = Field(128, description="tokens of a critique")
     forbidden: str = FORBIDDEN
 
 
@@ -282,8 +267,10 @@ class RevisionsEntry(
 ):
     """Completions, criticised and revised under principles: the last revisions are demonstrations."""
 
-    model: str = Field("", description="the stage or model that writes and criticises; empty: the pipeline's model")
-    count: int = Field(1024, ge=1, le=MOST_ROWS, description="prompts whose completions are revised")
+    model: takes.Model = Field(
+        "", description="the stage or model that writes and criticises; empty: the pipeline's model"
+    )
+    count: amounts.Count = Field(1024, description="prompts whose completions are revised")
 
     def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
         if self.forbidden and "=" not in self.forbidden:
@@ -291,27 +278,26 @@ class RevisionsEntry(
         settings = composition.settings
         principles_of(self.constitution, settings)
         prompts = StageInput(source=settings.data.source, count=len(self.asked(settings)))
-        return {"model": composition.model(self, "model", self.model), "prompts": prompts}
+        return {**super().find_inputs(composition), "prompts": prompts}
 
     def asked(self, settings: PipelineSettings) -> list[Prompt]:
         """The prompts whose completions are revised."""
         return training_prompts(sampling_config(settings, ""), 0, self.count, "prompts")
 
-    def about(self, settings: PipelineSettings, inputs: Inputs) -> str:
+    def about(self, run: StageWork) -> str:
         times = "once" if self.critiques == 1 else f"{self.critiques} times"
-        principles = count_of(len(principles_of(self.constitution, settings)), "principle")
+        principles = count_of(len(principles_of(self.constitution, run.settings)), "principle")
         return (
-            f"completions of {inputs['model'].label} to {count_of(self.count, 'prompt')}, criticised and revised "
+            f"completions of {run.labels['model']} to {count_of(self.count, 'prompt')}, criticised and revised "
             f"{times} under {principles}"
         )
 
-    def depends_on(self, settings: PipelineSettings, inputs: Inputs) -> dict[str, Any]:
-        principles = constitution_rows(principles_of(self.constitution, settings))
-        return {**super().depends_on(settings, inputs), **principles}
+    def depends_on(self, run: StageWork) -> dict[str, Any]:
+        return {**super().depends_on(run), **constitution_rows(principles_of(self.constitution, run.settings))}
 
-    def cost(self, settings: PipelineSettings, inputs: Inputs) -> StageCost:
+    def cost(self, run: StageWork) -> StageCost:
         written = self.count * (1 + self.critiques)
-        tokens = written * settings.sampling.max_new_tokens + self.count * self.critiques * self.critique_tokens
+        tokens = written * run.settings.sampling.max_new_tokens + self.count * self.critiques * self.critique_tokens
         return StageCost(completions=written + self.count * self.critiques, sampled_tokens=tokens)
 
     def work(self, run: StageWork) -> Mapping[str, Any]:
@@ -324,20 +310,22 @@ class RevisionsEntry(
         config = sampling_config(run.settings, run.model("model"))
         rows = sampled_rows(run.folder / REVISIONS, config, self.asked(run.settings), chunk_size(32), rows_of)
         usable = [row for row in rows if row["finished"] and row["revisions"][-1].strip()]
-        learnt = [{"id": row["id"], "prompt": row["prompt"], "completion": row["revisions"][-1]} for row in usable]
-        run.write("rows", learnt)
-        changed = sum(row["revisions"][-1] != row["completion"] for row in rows)
-        before, after = (
-            conduct([row[side] for row in rows], [row[f"{side}_length"] for row in rows]) for side in SIDES
+        run.write(
+            "rows",
+            [{"id": row["id"], "prompt": row["prompt"], "completion": row["revisions"][-1]} for row in usable],
         )
+        changed = sum(row["revisions"][-1] != row["completion"] for row in rows)
+        measured = {
+            side: conduct([row[side] for row in rows], [row[f"{side}_length"] for row in rows]) for side in SIDES
+        }
+        before, after = measured.values()
+        metrics = {f"{name}_{side}": value for side in SIDES for name, value in measured[side].items()}
         summary = [
             f"{changed} of {len(rows)} completions changed",
             f"{before['characters']:.0f} to {after['characters']:.0f} characters",
             f"without violation {percent(before['clean'])} to {percent(after['clean'])}",
             f"evasive {percent(before['evasive'])} to {percent(after['evasive'])}",
         ]
-        metrics = {f"{name}_before": value for name, value in before.items()}
-        metrics |= {f"{name}_after": value for name, value in after.items()}
         if rows and "truth" in rows[0]:
             right = [sum(row["truth"][at] == 1 for row in rows) / len(rows) for at in (0, 1)]
             summary.append(f"right {percent(right[0])} to {percent(right[1])}")
@@ -361,29 +349,28 @@ class RevisionsEntry(
         critic = Sampling(self.critique_tokens, sampling.temperature, sampling.top_p)
         first = [sample for (sample,) in sampler.completions(prompts, 1, sampling, (seed, 0, chunk))]
         last: list[Sample] = first
-        said: list[dict[str, list[str]]] = [{"principles": [], "critiques": [], "revisions": []} for _ in prompts]
+        notes: list[dict[str, list[str]]] = [{"principles": [], "critiques": [], "revisions": []} for _ in prompts]
         for time in range(1, self.critiques + 1):
             drawn = [draw_principle(principles, seed, "revise", time, prompt.id) for prompt in prompts]
             asked = [
                 (prompt, sample.completion, principle)
                 for prompt, sample, principle in zip(prompts, last, drawn, strict=True)
             ]
-            critiques = sampler.texts(
-                [critique_request(*question) for question in asked], 1, critic, (seed, time, chunk, 0)
-            )
+            requests = [critique_request(*question) for question in asked]
+            critiques = sampler.texts(requests, 1, critic, (seed, time, chunk, 0))
             again = [
                 Prompt(question[0].id, revision_request(*question, critique))
                 for question, (critique,) in zip(asked, critiques, strict=True)
             ]
             last = [sample for (sample,) in sampler.completions(again, 1, sampling, (seed, time, chunk, 1))]
-            for notes, principle, (critique,), revision in zip(said, drawn, critiques, last, strict=True):
-                notes["principles"].append(principle.name)
-                notes["critiques"].append(critique)
-                notes["revisions"].append(revision.completion)
+            for said, principle, (critique,), revision in zip(notes, drawn, critiques, last, strict=True):
+                said["principles"].append(principle.name)
+                said["critiques"].append(critique)
+                said["revisions"].append(revision.completion)
         truth = sampler.scores(None, prompts, list(zip(first, last, strict=True))) if can_evaluate(settings) else None
         rows = []
-        for at, (prompt, start, end, notes) in enumerate(zip(prompts, first, last, said, strict=True)):
-            row = {**prompt_row(prompt), "completion": start.completion, "finished": not end.stop.is_limit, **notes}
+        for at, (prompt, start, end, said) in enumerate(zip(prompts, first, last, notes, strict=True)):
+            row = {**prompt_row(prompt), "completion": start.completion, "finished": not end.stop.is_limit, **said}
             for side, sample in zip(SIDES, (start, end), strict=True):
                 row[side] = violations(prompt, sample.completion, is_forbidden(self.forbidden, prompt))
                 row[f"{side}_length"] = len(sample.completion)
@@ -394,14 +381,15 @@ class RevisionsEntry(
 class ConductEntry(StageEntry, kind="conduct", gives=("metrics",), uses=("seed", "model", "sampling", "data", "eval")):
     """Violations in completions to the held-out prompts, by rules that no model sees."""
 
-    model: str = Field("", description="the stage or model that is measured; empty: the pipeline's model")
+    says: ClassVar[str] = "violations in completions of {model} to held-out prompts, by rules that no model sees"
+
+    model: takes.Model = Field("", description="the stage or model that is measured; empty: the pipeline's model")
     forbidden: str = FORBIDDEN
 
     def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
-        settings = composition.settings
-        prompts = composition.rows(self, "eval.source", settings.eval.source)
-        prompts = replace(prompts, count=len(self.asked(settings)))
-        return {"model": composition.model(self, "model", self.model), "prompts": prompts}
+        held_out = composition.find(self, "eval.source", composition.settings.eval.source, takes.InputRule(("rows",)))
+        prompts = replace(held_out, count=len(self.asked(composition.settings)))
+        return {**super().find_inputs(composition), "prompts": prompts}
 
     def asked(self, settings: PipelineSettings) -> list[Prompt]:
         """The held-out prompts."""
@@ -409,33 +397,25 @@ class ConductEntry(StageEntry, kind="conduct", gives=("metrics",), uses=("seed",
 
         return load_prompts(eval_config(settings, ""), evaluation=True)[: settings.eval.prompts]
 
-    def about(self, settings: PipelineSettings, inputs: Inputs) -> str:
-        return f"violations in completions of {inputs['model'].label} to held-out prompts, by rules that no model sees"
-
     def measures(self, composition: Composition) -> tuple[str, int]:
         return POLICY, sum(isinstance(entry, ConductEntry) for entry in composition.entries.values())
 
-    def cost(self, settings: PipelineSettings, inputs: Inputs) -> StageCost:
-        count = inputs["prompts"].count
-        return StageCost(completions=count, sampled_tokens=count * settings.sampling.max_new_tokens)
+    def cost(self, run: StageWork) -> StageCost:
+        count = run.inputs["prompts"].count
+        return StageCost(completions=count, sampled_tokens=count * run.settings.sampling.max_new_tokens)
 
     def work(self, run: StageWork) -> Mapping[str, Any]:
-        from whet.training.assembly.runtime import sampling_from
+        config, prompts = eval_config(run.settings, run.model("model")), self.asked(run.settings)
 
-        prompts, sampling = self.asked(run.settings), sampling_from(run.settings.sampling)
-
-        def rows_of(sampler: ModelSampler, number: int, chunk: Sequence[Prompt]) -> list[Row]:
-            written = sampler.completions(chunk, 1, sampling, (run.settings.seed, 11, number))
-            return [
-                {
-                    **completion_row(prompt, samples),
-                    "violations": violations(prompt, samples[0].completion, is_forbidden(self.forbidden, prompt)),
-                }
-                for prompt, samples in zip(chunk, written, strict=True)
+        def measure(chunk: WrittenChunk) -> dict[str, Sequence[Any]]:
+            broken = [
+                violations(prompt, sample.completion, is_forbidden(self.forbidden, prompt))
+                for prompt, sample in chunk.pairs
             ]
+            return {"violations": broken}
 
-        config = eval_config(run.settings, run.model("model"))
-        rows = sampled_rows(run.folder / CONDUCT, config, prompts, chunk_size(1), rows_of)
+        seed = config.seed
+        rows = completion_rows(run.folder / CONDUCT, config, prompts, 1, lambda number: (seed, 11, number), measure)
         metrics = conduct([row["violations"] for row in rows], [len(row["completions"][0]) for row in rows])
         shares = ", ".join(f"{name} {percent(share)}" for name, share in metrics.items() if name != "characters")
         return stage_result(
@@ -447,7 +427,7 @@ class Reasoning(PairLabels):
     """Whether a model says why it prefers a completion."""
 
     reason: bool = Field(False, description="it writes its reasons first; then labels are held between 0.4 and 0.6")
-    reason_tokens: int = Field(128, ge=1, le=MOST_TOKENS, description="tokens of those reasons")
+    reason_tokens: amounts.Tokens = Field(128, description="tokens of those reasons")
 
 
 class PrincipledPairsEntry(JudgedPairsEntry, Reasoning, kind="principled_pairs"):
@@ -455,12 +435,12 @@ class PrincipledPairsEntry(JudgedPairsEntry, Reasoning, kind="principled_pairs")
 
     constitution: str = Field("", description="TOML file of principles; empty: the built-in one, or the task's own")
 
-    def about(self, settings: PipelineSettings, inputs: Inputs) -> str:
-        return f"{super().about(settings, inputs)}, under a principle"
+    def about(self, run: StageWork) -> str:
+        return f"{super().about(run)}, under a principle"
 
-    def depends_on(self, settings: PipelineSettings, inputs: Inputs) -> dict[str, Any]:
-        principles = [vars(principle) for principle in principles_of(self.constitution, settings)]
-        return {**super().depends_on(settings, inputs), "principles": principles}
+    def depends_on(self, run: StageWork) -> dict[str, Any]:
+        principles = constitution_rows(principles_of(self.constitution, run.settings))
+        return {**super().depends_on(run), "principles": principles["principle"]}
 
     def notes(self, run: StageWork, prompt: Prompt) -> dict[str, Any]:
         principles = principles_of(self.constitution, run.settings)
@@ -468,7 +448,7 @@ class PrincipledPairsEntry(JudgedPairsEntry, Reasoning, kind="principled_pairs")
 
     def ask(self, run: StageWork) -> Ask:
         principles, seed = principles_of(self.constitution, run.settings), run.settings.seed
-        sampler = ModelSampler(sampling_config(run.settings, run.model("judge")))
+        sampler = model_sampler(run.settings, run.model("judge"))
         sampling = Sampling(max_new_tokens=self.reason_tokens, temperature=run.settings.sampling.temperature)
 
         def asked(number: int, rows: Sequence[Comparison]) -> list[Preference]:
@@ -477,12 +457,12 @@ class PrincipledPairsEntry(JudgedPairsEntry, Reasoning, kind="principled_pairs")
                 for prompt, first, second in rows
             ]
             if not self.reason:
-                return list(letter_preferences(sampler.runtime, requests))
+                return list(letter_preferences(sampler, requests))
             reasons = sampler.texts(requests, 1, sampling, (seed, 5, number))
             longer = [
                 (*messages, {"role": "assistant", "content": reason or "-"}, WHICH)
                 for messages, (reason,) in zip(requests, reasons, strict=True)
             ]
-            return [clamped(preference) for preference in letter_preferences(sampler.runtime, longer)]
+            return [clamped(preference) for preference in letter_preferences(sampler, longer)]
 
         return asked

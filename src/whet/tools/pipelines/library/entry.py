@@ -1,8 +1,9 @@
 """What a stage of the library is before it runs, and how a list of such entries becomes the stages of a pipeline.
 
-An entry names its inputs: an earlier stage, or what the user has (a file, a task, a model). `Composition` finds them
-and refuses what is missing in one line, before anything runs. From its inputs, its own fields and the shared settings
-that it uses follows all the rest: which stages it reads, its fingerprint and its line in the plan.
+An entry names its inputs: an earlier stage, or what the user has (a file, a task, a model). The type of a field says
+what it may name (`Model`, `Rows`, `Pairs`, ...); `Composition` finds it and refuses what is missing in one line, before
+anything runs. From its inputs, its own fields and the shared settings that it uses follows all the rest: which stages
+it reads, its fingerprint and its line in the plan.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -19,7 +20,8 @@ from whet.data.contamination import require_clean
 from whet.data.source import parse_source
 from whet.reward.sections import RewardSection
 from whet.settings.sections import Section
-from whet.tools.pipelines.settings import PipelineSettings, sampling_config, shared_values
+from whet.tools.pipelines.library.takes import RESULT, InputRule, Output
+from whet.tools.pipelines.settings import PipelineSettings, answer_reward, sampling_config, shared_values
 from whet.tools.pipelines.stages import (
     FinishedStage,
     Stage,
@@ -32,10 +34,8 @@ from whet.tools.pipelines.stages import (
 from whet.tools.pipelines.training import trained_model
 from whet.types import WhetError, did_you_mean
 
-# what a stage leaves behind for others, and the file that it lies in; a model is a run folder
-Output = Literal["model", "reward_model", "rows", "completions", "pairs", "metrics"]
+# the file that an output lies in; a model is a run folder
 OUTPUT_FILES: Mapping[str, str] = {"rows": "rows.jsonl", "completions": "completions.jsonl", "pairs": "pairs.jsonl"}
-REWARD_MODEL = "reward model"  # the input of that name is read from its newest checkpoint
 NAMES = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
 Done = Mapping[str, FinishedStage]
 
@@ -65,30 +65,27 @@ class StageInput:
         """Its label in the plan, with the number of its rows."""
         return f"{self.label} ({self.count:,} rows)" if self.count else self.label
 
-    def location(self, done: Done) -> str:
-        """Where its rows are, once the stage is done."""
-        return str((done[self.stage].folder / self.file).resolve()) if self.stage else self.source
-
-    def model(self, done: Done) -> str:
-        """The model, once the stage is done."""
-        return trained_model(done[self.stage]) if self.stage else self.source
-
-
-Inputs = Mapping[str, StageInput]
-
 
 @dataclass(frozen=True)
 class StageWork:
-    """What an entry works with: the shared settings, its folder, and its inputs once the earlier stages are done."""
+    """What an entry works with: the shared settings and its inputs; its folder, once the earlier stages are done."""
 
     settings: PipelineSettings
-    inputs: Inputs
-    folder: Path
-    done: Done
+    inputs: Mapping[str, StageInput]
+    folder: Path = Path()
+    done: Done = field(default_factory=dict)
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The label of each input."""
+        return {key: stage_input.label for key, stage_input in self.inputs.items()}
 
     def model(self, key: str) -> str:
         """The model that an input names; empty where the entry has no such input."""
-        return self.inputs[key].model(self.done) if key in self.inputs else ""
+        if key not in self.inputs:
+            return ""
+        stage_input = self.inputs[key]
+        return trained_model(self.done[stage_input.stage]) if stage_input.stage else stage_input.source
 
     def weights(self, key: str) -> str:
         """The newest weights of an input that is a run, or the folder itself: what a reward model is read from."""
@@ -98,18 +95,46 @@ class StageWork:
         return str(run_model(Path(run)) or run) if run else ""
 
     def location(self, key: str) -> str:
-        """The file or source of an input."""
-        return self.inputs[key].location(self.done)
+        """The file or source of an input; a name for a file that an earlier stage is still to write."""
+        stage_input = self.inputs[key]
+        if not stage_input.stage:
+            return stage_input.source
+        if stage_input.stage not in self.done:
+            return "rows.jsonl"
+        return str((self.done[stage_input.stage].folder / stage_input.file).resolve())
 
     def located(self, key: str) -> str:
-        """The model, reward model, file or source behind an input, as a training's config takes it."""
-        if not self.inputs[key].is_model:
+        """The model, reward model, file or source behind an input, as a training's config takes it.
+
+        A model that is still to be trained has the shape of the pipeline's.
+        """
+        stage_input = self.inputs[key]
+        if not stage_input.is_model:
             return self.location(key)
-        return self.weights(key) if key == REWARD_MODEL else self.model(key)
+        if stage_input.stage and stage_input.stage not in self.done:
+            return self.settings.model.name
+        return self.weights(key) if key == "reward model" else self.model(key)
+
+    def data(self, key: str, count: int = 0) -> dict[str, Any]:
+        """The data section that reads the rows of an input; of a task so many, of others only the first; 0: all."""
+        location = self.location(key)
+        source, own = parse_source(location), self.settings.data
+        data: dict[str, Any] = {"source": location}
+        if source.is_task:
+            data["difficulty"] = list(own.difficulty)
+        if count:
+            data["count" if source.is_generated else "limit"] = count
+        if not self.inputs[key].stage and not source.is_generated:
+            data |= {"columns": own.columns, "as_chat": own.as_chat, "unusable": own.unusable}
+        return data
 
     def rows(self, key: str) -> list[dict[str, Any]]:
         """The rows of an input that an earlier stage wrote."""
         return read_json_lines(Path(self.location(key)))
+
+    def file_rows(self, stage: str, file: str) -> list[dict[str, Any]]:
+        """The rows of a file of an earlier stage."""
+        return read_json_lines(self.done[stage].folder / file)
 
     def result(self, key: str) -> Mapping[str, Any]:
         """What the stage behind an input returned."""
@@ -126,6 +151,7 @@ class StageEntry(Section):
     kind: ClassVar[str]  # how a pipeline file calls it; this and the next two are keywords of a class
     gives: ClassVar[tuple[Output, ...]]  # what it leaves for other stages
     uses: ClassVar[tuple[str, ...]] = ()  # shared settings that its outcome depends on
+    says: ClassVar[str] = ""  # one line for the user, with fields and labels of inputs in braces
     learns: ClassVar[bool] = False  # from the rows it reads, which must not hold eval prompts
     unplanned: ClassVar[frozenset[str]] = frozenset()  # inputs that the plan does not name
     cosmetic: ClassVar[frozenset[str]] = frozenset({"name"})  # fields that its outcome does not depend on
@@ -141,27 +167,40 @@ class StageEntry(Section):
                 setattr(cls, name, value)
 
     def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
-        """Its inputs by what they are to it; WhetError where one is missing or could not be used."""
-        return {}
+        """What its fields name, by what it is to the stage; WhetError where one is missing or could not be used."""
+        inputs: dict[str, StageInput] = {}
+        fields = type(self).model_fields.items()
+        named = [(name, part) for name, info in fields for part in info.metadata if isinstance(part, InputRule)]
+        for name, wanted in sorted(named, key=lambda field: not field[1].is_needed):
+            value = getattr(self, name)
+            if not isinstance(value, str):  # several stages, each an input of its own
+                names = value.values() if isinstance(value, dict) else value
+                inputs |= {stage: composition.find(self, name, stage, wanted) for stage in names}
+            elif value or wanted.is_needed:
+                key = wanted.key or name.replace("_", " ")
+                inputs[key] = composition.find(self, name, value, wanted)
+        return inputs
 
-    def about(self, settings: PipelineSettings, inputs: Inputs) -> str:
+    def about(self, run: StageWork) -> str:
         """One line for the user."""
-        raise NotImplementedError
+        labels = {key.replace(" ", "_"): label for key, label in run.labels.items()}
+        return self.says.format(**{**dict(self), **labels})
 
     def work(self, run: StageWork) -> Mapping[str, Any]:
         """Do it; the result as `stage_result` makes it."""
         raise NotImplementedError
 
-    def depends_on(self, settings: PipelineSettings, inputs: Inputs) -> dict[str, Any]:
+    def depends_on(self, run: StageWork) -> dict[str, Any]:
         """All that its outcome depends on beside its inputs, as JSON."""
         own = self.model_dump(mode="json", exclude=set(self.cosmetic))
-        return {"kind": self.kind, **own, **shared_values(settings, self.uses)}
+        return {"kind": self.kind, **own, **shared_values(run.settings, self.uses)}
 
     def rewards(self, settings: PipelineSettings) -> Sequence[RewardSection]:
-        """The rewards that score in it; their files are among its inputs."""
-        return ()
+        """The rewards that score in it, its own and where it evaluates that of the eval: their files are its inputs."""
+        own = [value for _, value in self if isinstance(value, RewardSection)]
+        return [*own, answer_reward(settings)] if "eval" in self.uses else own
 
-    def cost(self, settings: PipelineSettings, inputs: Inputs) -> StageCost:
+    def cost(self, run: StageWork) -> StageCost:
         """What it is expected to take."""
         return StageCost()
 
@@ -172,42 +211,35 @@ class StageEntry(Section):
     def stage(self, composition: Composition) -> Stage:
         """The stage to run, its inputs found among the earlier ones; WhetError where one is missing."""
         settings, inputs = composition.settings, self.find_inputs(composition)
+        plan, sources = StageWork(settings, inputs), [named for named in inputs.values() if named.source]
         if self.learns:
-            for learnt in inputs.values():
-                if learnt.source and not learnt.is_model:
-                    composition.trained_on.setdefault(learnt.source, self.name)
-
-        def work(folder: Path, done: Done) -> Mapping[str, Any]:
-            return self.work(StageWork(settings, inputs, folder, done))
+            for rows in sources:
+                if not rows.is_model:
+                    composition.trained_on.setdefault(rows.source, self.name)
 
         def digests() -> Mapping[str, str]:
             from whet.training.assembly.fingerprints import data_digest, model_digest, reward_file_digests
 
-            own = [stage_input for stage_input in inputs.values() if stage_input.source]
-            models = {
-                f"model {stage_input.source}": model_digest(stage_input.source)
-                for stage_input in own
-                if stage_input.is_model
+            own = {
+                f"{'model' if named.is_model else 'rows'} {named.source}": (
+                    model_digest(named.source) if named.is_model else data_digest(named.source)
+                )
+                for named in sources
             }
-            rows = {
-                f"rows {stage_input.source}": data_digest(stage_input.source)
-                for stage_input in own
-                if not stage_input.is_model
-            }
-            return {**rows, **models, **reward_file_digests(list(self.rewards(settings)))}
+            return {**own, **reward_file_digests(list(self.rewards(settings)))}
 
         return Stage(
             self.name,
-            self.about(settings, inputs),
-            work,
-            self.depends_on(settings, inputs),
+            self.about(plan),
+            lambda folder, done: self.work(StageWork(settings, inputs, folder, done)),
+            self.depends_on(plan),
             measures=self.measures(composition),
-            reads=tuple(dict.fromkeys(stage_input.stage for stage_input in inputs.values() if stage_input.stage)),
+            reads=tuple(dict.fromkeys(named.stage for named in inputs.values() if named.stage)),
             inputs=digests,
             plan=StagePlan(
-                {key: stage_input.planned for key, stage_input in inputs.items() if key not in self.unplanned},
+                {key: named.planned for key, named in inputs.items() if key not in self.unplanned},
                 OUTPUT_FILES.get(self.gives[0], self.gives[0]),
-                self.cost(settings, inputs),
+                self.cost(plan),
             ),
         )
 
@@ -221,45 +253,29 @@ class Composition:
     later: frozenset[str] = frozenset()  # names of the entries to come
     trained_on: dict[str, str] = field(default_factory=dict)  # a source of the user's -> the stage that learns from it
 
-    def model(self, entry: StageEntry, key: str, named: str) -> StageInput:
-        """A model: of an earlier stage, by name or folder; empty: the pipeline's own."""
-        from_stage = self.stage(entry, key, named, ("model",))
-        return replace(from_stage or StageInput(source=named or self.settings.model.name), is_model=True)
-
-    def reward_model(self, entry: StageEntry, key: str, named: str) -> StageInput:
-        """A reward model: of an earlier stage, or a folder."""
-        from_stage = self.stage(entry, key, named, ("reward_model",))
-        if from_stage is None and not Path(named).is_dir():
-            raise self._missing(entry, key, named, "the folder of a reward model")
-        return replace(from_stage or StageInput(source=named), is_model=True)
-
-    def rows(self, entry: StageEntry, key: str, named: str, wanted: tuple[Output, ...] = ("rows",)) -> StageInput:
-        """Rows: of an earlier stage (or STAGE/FILE, one of its files), of a file, of a task or of the hub."""
+    def find(self, entry: StageEntry, key: str, named: str, wanted: InputRule) -> StageInput:
+        """What a field of an entry names: an output of an earlier stage (or STAGE/FILE, one of its files), else the
+        user's model, reward model or rows."""
+        is_model = bool({"model", "reward_model"} & {*wanted.outputs}) and wanted.outputs != RESULT.outputs
+        own = {"model": self.settings.model.name, "data": self.settings.data.source}
+        if not named and wanted.own:
+            return StageInput(source=own[wanted.own], is_model=is_model)
         if not named:
             raise WhetError(
                 f"stage {entry.name!r} ({entry.kind}) has no {key}; give the name of an earlier stage or a file"
             )
-        from_stage = self.stage(entry, key, named, wanted)
-        if from_stage is None:
-            source = parse_source(named)
-            if source.kind == "file" and not Path(named).expanduser().is_file():
-                raise self._missing(entry, key, named, "a file, task:NAME or hub:owner/name")
-        return from_stage or StageInput(source=named)
-
-    def prompts(self, entry: StageEntry, key: str, named: str) -> StageInput:
-        """Prompts: rows, or those that an earlier stage was asked; empty: the pipeline's own."""
-        if not named:
-            return StageInput(source=self.settings.data.source)
-        return self.rows(entry, key, named, ("rows", "completions"))
-
-    def known_stage(self, entry: StageEntry, key: str, named: str) -> StageInput:
-        """An earlier stage whose result is read, whatever it leaves."""
-        from_stage = self.stage(entry, key, named, ("metrics", "model", "completions", "rows", "pairs"))
-        if from_stage is None:
+        from_stage = self._stage(entry, key, named, wanted)
+        if from_stage is not None:
+            return replace(from_stage, is_model=is_model)
+        if wanted.outputs == RESULT.outputs:
             raise self._missing(entry, key, named, "anything else that has a result")
-        return from_stage
+        if wanted.outputs == ("reward_model",) and not Path(named).is_dir():
+            raise self._missing(entry, key, named, "the folder of a reward model")
+        if not is_model and parse_source(named).kind == "file" and not Path(named).expanduser().is_file():
+            raise self._missing(entry, key, named, "a file, task:NAME or hub:owner/name")
+        return StageInput(source=named, is_model=is_model)
 
-    def stage(self, entry: StageEntry, key: str, named: str, wanted: tuple[Output, ...]) -> StageInput | None:
+    def _stage(self, entry: StageEntry, key: str, named: str, wanted: InputRule) -> StageInput | None:
         """What an earlier stage leaves; None where no stage is called that."""
         name, _, file = named.partition("/")
         if name in self.later:
@@ -271,11 +287,11 @@ class Composition:
         if file:
             return StageInput(stage=name, file=file)
         source = self.entries[name]
-        output = next((output_name for output_name in wanted if output_name in source.gives), None)
+        output = next((output_name for output_name in wanted.outputs if output_name in source.gives), None)
         if output is None:
             raise WhetError(
                 f"stage {entry.name!r}: {key}={named!r} is a stage of kind {source.kind}, which leaves "
-                f"{' and '.join(source.gives)} and no {' or '.join(wanted)}; name another"
+                f"{' and '.join(source.gives)} and no {' or '.join(wanted.outputs)}; name another"
             )
         return StageInput(stage=name, file=OUTPUT_FILES.get(output, ""))
 

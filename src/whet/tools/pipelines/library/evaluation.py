@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -18,17 +18,9 @@ from whet.record.metrics.intervals import IntervalEstimate, mean_estimate, share
 from whet.record.metrics.pass_at_k import pass_curve, vote_curve
 from whet.record.text import count_of, percent
 from whet.reward.majority import voted_answer
-from whet.reward.sections import RewardSection
-from whet.tools.pipelines.library.entry import (
-    OUTPUT_FILES,
-    Composition,
-    Inputs,
-    StageEntry,
-    StageInput,
-    StageWork,
-)
-from whet.tools.pipelines.library.pairs import prompt_row
-from whet.tools.pipelines.library.sampler import Row, chunk_size, sampled_rows
+from whet.tools.pipelines.library import takes
+from whet.tools.pipelines.library.entry import OUTPUT_FILES, Composition, StageEntry, StageInput, StageWork
+from whet.tools.pipelines.library.sampler import ModelSampler, Row, chunk_size, prompt_row, sampled_rows
 from whet.tools.pipelines.settings import PipelineSettings, answer_reward, can_evaluate, sampling_config
 from whet.tools.pipelines.stages import Stage, StageCost, read_json_lines, stage_result
 from whet.training.config import EvaluationConfig
@@ -47,34 +39,16 @@ NOBODY = "none"  # an eval that is compared with no other
 GREEDY_AT_ONCE = 2048  # greedy completions that are drawn together
 
 
-@dataclass(frozen=True)
-class RecheckStudy:
-    """Whether completions that go back over their work are right more often."""
-
-    completions: int = 0
-    with_rechecks: int = 0
-    right_with: float | None = None
-    right_without: float | None = None
-
-
 def rechecks(text: str) -> int:
     """How often a text goes back over what it has said."""
     return len(RECHECK.findall(text))
-
-
-def recheck_study(pairs: Sequence[tuple[int, float | None]]) -> RecheckStudy:
-    """From the re-checks of each completion and whether it is right."""
-    known = [(count, right) for count, right in pairs if right is not None]
-    having, lacking = [right for count, right in known if count], [right for count, right in known if not count]
-    return RecheckStudy(len(known), len(having), fmean(having) if having else None, fmean(lacking) if lacking else None)
 
 
 def set_measures(rows: Sequence[Row]) -> dict[str, Measured]:
     """Each metric with its interval; every interval takes a prompt as one observation."""
     measured: dict[str, Measured] = {}
     known = [row["right"] for row in rows if row["right"] is not None]
-    is_binary = bool(known) and all(right in (0.0, 1.0) for right in known)
-    if is_binary:
+    if known and all(right in (0.0, 1.0) for right in known):
         measured["accuracy"] = _bounds(share_estimate(known))
         measured |= _sampled(rows)
     else:
@@ -109,9 +83,11 @@ def _bounds(estimate: IntervalEstimate) -> Measured:
 class EvalEntry(StageEntry, kind="eval", gives=("metrics",), uses=("seed", "model", "sampling", "eval")):
     """A model on the held-out prompts."""
 
+    says: ClassVar[str] = "evaluate {model}"
+
     cosmetic: ClassVar[frozenset[str]] = frozenset({"name", "against", "who"})
 
-    model: str = Field("", description="the stage or model that is measured; empty: the pipeline's model")
+    model: takes.Model = Field("", description="the stage or model that is measured; empty: the pipeline's model")
     against: str = Field(
         "", description="the eval that it is compared with, where stages branch; empty: the one before; none: nobody"
     )
@@ -126,40 +102,37 @@ class EvalEntry(StageEntry, kind="eval", gives=("metrics",), uses=("seed", "mode
             )
         if self.against not in ("", NOBODY) and not isinstance(composition.entries.get(self.against), EvalEntry):
             raise WhetError(f"stage {self.name!r}: against={self.against!r} is no earlier stage of kind eval; name one")
-        model = composition.model(self, "model", self.model)
-        prompts = composition.rows(self, "eval.source", settings.eval.source or settings.data.source)
+        inputs, prompts = super().find_inputs(composition), eval_input(self, composition)
         count = len(eval_prompts(settings, eval_config(settings, "")))
-        return {"model": model, "prompts": replace(prompts, count=count)}
+        return {**inputs, "prompts": replace(prompts, count=count)}
 
-    def about(self, settings: PipelineSettings, inputs: Inputs) -> str:
-        return f"evaluate {inputs['model'].label}"
+    def depends_on(self, run: StageWork) -> dict[str, Any]:
+        values = super().depends_on(run)
+        values["eval"]["reward"] = answer_reward(run.settings).model_dump(mode="json")
+        return {**values, "data": run.settings.data.model_dump(mode="json", exclude={"count", "limit"})}
 
-    def depends_on(self, settings: PipelineSettings, inputs: Inputs) -> dict[str, Any]:
-        values = super().depends_on(settings, inputs)
-        values["eval"]["reward"] = answer_reward(settings).model_dump(mode="json")
-        return {**values, "data": settings.data.model_dump(mode="json", exclude={"count", "limit"})}
-
-    def rewards(self, settings: PipelineSettings) -> Sequence[RewardSection]:
-        return (answer_reward(settings),)
-
-    def cost(self, settings: PipelineSettings, inputs: Inputs) -> StageCost:
+    def cost(self, run: StageWork) -> StageCost:
+        settings = run.settings
         prompts = eval_prompts(settings, eval_config(settings, ""))
-        drawn = len(sampled_prompts(settings, prompts)) * settings.eval.samples if settings.eval.samples > 1 else 0
-        completions = len(prompts) + drawn
+        completions = len(prompts) + len(sampled_prompts(settings, prompts)) * settings.eval.samples
         return StageCost(completions=completions, sampled_tokens=completions * settings.sampling.max_new_tokens)
 
     def measures(self, composition: Composition) -> tuple[str, int]:
         """The policy's evals are numbered; another's has the number of the policy's before it."""
-        evals = [
-            entry for entry in composition.entries.values() if isinstance(entry, EvalEntry) and entry.who == POLICY
-        ]
-        return self.who, len(evals) - (self.who != POLICY)
+        before = [entry for entry in composition.entries.values() if isinstance(entry, EvalEntry)]
+        return self.who, sum(entry.who == POLICY for entry in before) - (self.who != POLICY)
 
     def stage(self, composition: Composition) -> Stage:
         return replace(super().stage(composition), against=self.against)
 
     def work(self, run: StageWork) -> Mapping[str, Any]:
-        return measured(run.folder, run.settings, eval_config(run.settings, run.model("model")))
+        return measured(run, "model")
+
+
+def eval_input(entry: StageEntry, composition: Composition) -> StageInput:
+    """The held-out prompts."""
+    source = composition.settings.eval.source or composition.settings.data.source
+    return composition.find(entry, "eval.source", source, takes.InputRule(("rows",)))
 
 
 def eval_config(settings: PipelineSettings, model: str) -> EvaluationConfig:
@@ -182,9 +155,9 @@ def eval_prompts(settings: PipelineSettings, config: EvaluationConfig) -> list[P
 
 
 def sampled_prompts(settings: PipelineSettings, prompts: Sequence[Prompt]) -> list[Prompt]:
-    """Those that several completions are drawn for."""
-    most = settings.eval.sampled_prompts
-    return _first_of_each(prompts, settings, most) if most else list(prompts)
+    """Those that several completions are drawn for; none where a single one would be."""
+    most = settings.eval.sampled_prompts or len(prompts)
+    return _first_of_each(prompts, settings, most) if settings.eval.samples > 1 else []
 
 
 def set_of(prompt: Prompt, settings: PipelineSettings) -> str:
@@ -195,34 +168,34 @@ def set_of(prompt: Prompt, settings: PipelineSettings) -> str:
 
 
 def _first_of_each(prompts: Sequence[Prompt], settings: PipelineSettings, most: int) -> list[Prompt]:
-    seen: dict[str, int] = {}
+    by_set: dict[str, int] = {}
     chosen = []
     for prompt in prompts:
         name = set_of(prompt, settings)
-        seen[name] = seen.get(name, 0) + 1
-        if seen[name] <= most:
+        by_set[name] = by_set.get(name, 0) + 1
+        if by_set[name] <= most:
             chosen.append(prompt)
     return chosen
 
 
-def measured(folder: Path, settings: PipelineSettings, config: EvaluationConfig) -> dict[str, Any]:
-    """Write completions.jsonl with a row per prompt, and sum it up."""
-    rows = write_eval_rows(folder, settings, config)
+def measured(run: StageWork, model: str) -> dict[str, Any]:
+    """Write completions.jsonl with a row per prompt to the model of that input, and sum it up."""
+    rows = write_eval_rows(run, eval_config(run.settings, run.model(model)))
     by_set = {ALL: rows}
     for row in rows:
         if row["set"] != ALL:
             by_set.setdefault(row["set"], []).append(row)
     if len(by_set) == 2:  # one set is all there is
         by_set = {ALL: rows}
-    sets = {name: set_measures(some) for name, some in by_set.items()}
+    sets = {name: set_measures(set_rows) for name, set_rows in by_set.items()}
     metrics = {name: value for name, (value, _, _) in sets[ALL].items()}
     rewards = [row["reward"] for row in rows if row["reward"] is not None]
     metrics |= {"reward": fmean(rewards)} if rewards else {}
-    for name, some in by_set.items():
+    for name, set_rows in by_set.items():
         if name != ALL and "accuracy" in sets[name]:
             metrics[f"accuracy_{name}"] = sets[name]["accuracy"][0]
         elif name != ALL:
-            metrics[f"reward_{name}"] = fmean(row["reward"] or 0.0 for row in some)
+            metrics[f"reward_{name}"] = fmean(row["reward"] or 0.0 for row in set_rows)
     drawn = sum(len(row.get("sample_right", ())) for row in rows)
     tokens = sum(row["tokens"] + sum(row.get("sample_tokens", ())) for row in rows)
     return stage_result(
@@ -234,33 +207,28 @@ def measured(folder: Path, settings: PipelineSettings, config: EvaluationConfig)
     )
 
 
-def _summary(sets: Mapping[str, Mapping[str, tuple[float, float, float]]], count: int) -> str:
+def _summary(sets: Mapping[str, Mapping[str, Measured]], count: int) -> str:
     shown = []
     for name, values in sets.items():
         main = "accuracy" if "accuracy" in values else "reward"
         value, low, high = values[main]
         text = f"{percent(value)} ({percent(low)} to {percent(high)})" if main == "accuracy" else f"{value:.3g}"
-        shown.append(f"{main} {text}" if name == ALL else f"{name} {text}")
-    votes = [
-        f"{name} {percent(value)}"
-        for name, (value, _, _) in sets[ALL].items()
-        if name.startswith(("pass@", "majority@"))
-    ]
+        shown.append(f"{main if name == ALL else name} {text}")
+    votes = [f"{name} {percent(value)}" for name, (value, _, _) in sets[ALL].items() if "@" in name]
     last = [votes[index] for index in (len(votes) // 2 - 1, -1)] if len(votes) > 2 else votes
     return f"{', '.join([*shown, *last])} on {count_of(count, 'held-out prompt')}"
 
 
-def write_eval_rows(folder: Path, settings: PipelineSettings, config: EvaluationConfig) -> list[dict[str, Any]]:
+def write_eval_rows(run: StageWork, config: EvaluationConfig) -> list[Row]:
     """One row per held-out prompt: its greedy completion, and what the drawn ones came to."""
     from whet.training.assembly.runtime import sampling_from
 
-    prompts = eval_prompts(settings, config)
-    several = {prompt.id for prompt in sampled_prompts(settings, prompts)} if settings.eval.samples > 1 else set()
+    settings, prompts = run.settings, eval_prompts(run.settings, config)
     base = sampling_from(config.sampling)
     greedy = Sampling(base.max_new_tokens, 0.0, stop=base.stop, stop_tokens=base.stop_tokens)
     drawn = sampling_from(config.sampling.model_copy(update={"temperature": settings.eval.temperature}))
 
-    def greedy_rows(sampler: Any, number: int, chunk: Sequence[Prompt]) -> list[dict[str, Any]]:
+    def greedy_rows(sampler: ModelSampler, number: int, chunk: Sequence[Prompt]) -> list[Row]:
         written = sampler.scored(None, chunk, sampler.completions(chunk, 1, greedy, (config.seed, number)))
         return [
             {
@@ -277,8 +245,8 @@ def write_eval_rows(folder: Path, settings: PipelineSettings, config: Evaluation
             for prompt, (sample,) in zip(chunk, written, strict=True)
         ]
 
-    def drawn_rows(sampler: Any, number: int, chunk: Sequence[Prompt]) -> list[dict[str, Any]]:
-        tokens = sampler.completions(chunk, settings.eval.samples, drawn, (config.seed, number))
+    def drawn_rows(sampler: ModelSampler, number: int, chunk: Sequence[Prompt]) -> list[Row]:
+        written = sampler.completions(chunk, settings.eval.samples, drawn, (config.seed, number))
         return [
             {
                 "id": prompt.id,
@@ -287,28 +255,27 @@ def write_eval_rows(folder: Path, settings: PipelineSettings, config: Evaluation
                 "sample_tokens": [sample.num_actions for sample in samples],
                 "sample_rechecks": [rechecks(sample.completion) for sample in samples],
             }
-            for prompt, samples in zip(chunk, sampler.scored(None, chunk, tokens), strict=True)
+            for prompt, samples in zip(chunk, sampler.scored(None, chunk, written), strict=True)
         ]
 
-    samplers: list[Any] = []
-    rows = sampled_rows(folder / OUTPUT_FILES["completions"], config, prompts, GREEDY_AT_ONCE, greedy_rows, samplers)
-    if not several:
+    loaded: list[ModelSampler] = []
+    file = run.folder / OUTPUT_FILES["completions"]
+    rows = sampled_rows(file, config, prompts, GREEDY_AT_ONCE, greedy_rows, loaded)
+    asked = sampled_prompts(settings, prompts)
+    if not asked:
         return rows
-    asked = [prompt for prompt in prompts if prompt.id in several]
-    size = chunk_size(settings.eval.samples)
-    more = {row["id"]: row for row in sampled_rows(folder / "samples.jsonl", config, asked, size, drawn_rows, samplers)}
-    return [{**row, **more.get(row["id"], {})} for row in rows]
+    file, size = run.folder / "samples.jsonl", chunk_size(settings.eval.samples)
+    samples = {row["id"]: row for row in sampled_rows(file, config, asked, size, drawn_rows, loaded)}
+    return [{**row, **samples.get(row["id"], {})} for row in rows]
 
 
 def with_evals(settings: PipelineSettings, entries: Sequence[StageEntry]) -> list[StageEntry]:
     """The entries with an eval before the first, and one behind every stage that leaves a policy."""
-    if not can_evaluate(settings):
-        return list(entries)
-    with_measures: list[StageEntry] = [EvalEntry(name="eval-base")]
+    with_measures: list[StageEntry] = evals(settings, "eval-base")
     for entry in entries:
         with_measures.append(entry)
         if "model" in entry.gives:
-            with_measures.append(EvalEntry(name=f"eval-{entry.name}", model=entry.name))
+            with_measures += evals(settings, f"eval-{entry.name}", entry.name)
     return with_measures
 
 
@@ -324,13 +291,9 @@ FEWEST = 20  # completions on either side, below which two shares are not compar
 class RecheckEntry(StageEntry, kind="recheck", gives=("metrics",)):
     """The completions that a stage of RL was trained on: their length and their re-checks, early and late."""
 
-    training: str = Field("", description="the stage of kind rl whose completions are read")
+    says: ClassVar[str] = "length and re-checks of the completions that {training} was trained on"
 
-    def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
-        return {"training": composition.model(self, "training", self.training)}
-
-    def about(self, settings: PipelineSettings, inputs: Inputs) -> str:
-        return f"length and re-checks of the completions that {inputs['training'].label} was trained on"
+    training: takes.Model = Field("", description="the stage of kind rl whose completions are read")
 
     def work(self, run: StageWork) -> Mapping[str, Any]:
         return recheck_result(read_json_lines(Path(run.model("training")) / SAMPLES))
@@ -343,59 +306,67 @@ def recheck_result(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         return stage_result("no completion was recorded; raise report.samples_per_step of the training")
     count = min(STRETCHES, len(steps))
     edges = [steps[len(steps) * at // count] for at in range(count)] + [steps[-1] + 1]
+    stretches = [
+        (f"{start} to {stop - 1}", [line for line in lines if start <= int(line["step"]) < stop])
+        for start, stop in pairwise(edges)
+    ]
     table = [["steps", "completions", "tokens", "re-checks", "right", "right with", "right without"]]
-    for start, stop in pairwise(edges):
-        inside = [line for line in lines if start <= int(line["step"]) < stop]
-        table.append(_row(f"{start} to {stop - 1}", inside))
-    early, late = ([line for line in lines if edges[at] <= int(line["step"]) < edges[at + 1]] for at in (0, count - 1))
-    study = _study(lines)
+    for name, inside in stretches:
+        right, right_with, right_without = map(_share, outcomes_by_recheck(inside))
+        means = (f"{mean_tokens(inside):.1f}", f"{mean_rechecks(inside):.3f}")
+        shares = ("" if right is None else percent(right), percent(right_with), percent(right_without))
+        table.append([name, str(len(inside)), *means, *shares])
+    (_, early), (_, late) = stretches[0], stretches[-1]
     metrics = {
-        "first_tokens": fmean(int(line["tokens"]) for line in early),
-        "last_tokens": fmean(int(line["tokens"]) for line in late),
-        "first_rechecks": fmean(rechecks(line["completion"]) for line in early),
-        "last_rechecks": fmean(rechecks(line["completion"]) for line in late),
+        "first_tokens": mean_tokens(early),
+        "last_tokens": mean_tokens(late),
+        "first_rechecks": mean_rechecks(early),
+        "last_rechecks": mean_rechecks(late),
     }
     findings = [
         f"length: {metrics['first_tokens']:.0f} tokens in the first stretch, {metrics['last_tokens']:.0f} in the last",
-        _said(study, metrics),
+        _said(lines, metrics),
     ]
     return stage_result("; ".join(findings), metrics, table=table, findings=findings)
 
 
-def _right(line: Mapping[str, Any]) -> float | None:
-    """Whether a recorded completion is right, by the first part of its reward."""
-    value = next(iter(line.get("parts", {}).values()), None)
-    return None if value is None or line.get("reward") is None else float(value)
+def mean_tokens(lines: Sequence[Mapping[str, Any]]) -> float:
+    """Tokens of recorded completions, on average."""
+    return fmean(int(line["tokens"]) for line in lines)
 
 
-def _study(lines: Sequence[Mapping[str, Any]]) -> RecheckStudy:
-    return recheck_study([(rechecks(line["completion"]), _right(line)) for line in lines])
+def mean_rechecks(lines: Sequence[Mapping[str, Any]]) -> float:
+    """Re-checks of recorded completions, on average."""
+    return fmean(rechecks(line["completion"]) for line in lines)
 
 
-def _row(name: str, lines: Sequence[Mapping[str, Any]]) -> list[str]:
-    study = _study(lines)
-    rights = [right for line in lines if (right := _right(line)) is not None]
-    return [
-        name,
-        str(len(lines)),
-        f"{fmean(int(line['tokens']) for line in lines):.1f}",
-        f"{fmean(rechecks(line['completion']) for line in lines):.3f}",
-        percent(fmean(rights)) if rights else "",
-        percent(study.right_with),
-        percent(study.right_without),
-    ]
+def outcomes_by_recheck(lines: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float], list[float]]:
+    """Whether recorded completions are right, by the first part of their reward: all, with a re-check, without."""
+    rights: dict[bool, list[float]] = {True: [], False: []}
+    both = []
+    for line in lines:
+        right = next(iter(line.get("parts", {}).values()), None)
+        if right is not None and line.get("reward") is not None:
+            both.append(float(right))
+            rights[rechecks(line["completion"]) > 0].append(float(right))
+    return both, rights[True], rights[False]
 
 
-def _said(study: RecheckStudy, metrics: Mapping[str, float]) -> str:
-    if not study.with_rechecks:
-        return f"re-checks: none in {study.completions} recorded completions, so nothing can be said of them"
+def _share(outcomes: Sequence[float]) -> float | None:
+    return fmean(outcomes) if outcomes else None
+
+
+def _said(lines: Sequence[Mapping[str, Any]], metrics: Mapping[str, float]) -> str:
+    known, having, lacking = outcomes_by_recheck(lines)
+    if not having:
+        return f"re-checks: none in {len(known)} recorded completions, so nothing can be said of them"
     text = (
         f"re-checks: {metrics['first_rechecks']:.3f} per completion in the first stretch and "
-        f"{metrics['last_rechecks']:.3f} in the last; {study.with_rechecks} of {study.completions} have one"
+        f"{metrics['last_rechecks']:.3f} in the last; {len(having)} of {len(known)} have one"
     )
-    if min(study.with_rechecks, study.completions - study.with_rechecks) < FEWEST:
+    if min(len(having), len(lacking)) < FEWEST:
         return f"{text}, too few to compare"
     return (
-        f"{text}; right in {percent(study.right_with)} with and {percent(study.right_without)} without one, "
+        f"{text}; right in {percent(fmean(having))} with and {percent(_share(lacking))} without one, "
         "which says what goes together and not what causes what"
     )

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
 from whet.record.text import count_of, percent
 from whet.settings.sections import Section, Table
-from whet.tools.pipelines.library.entry import Composition, Inputs, StageEntry, StageInput, StageWork
-from whet.tools.pipelines.library.pairs import pair_row, row_prompt
-from whet.tools.pipelines.library.sampler import MICRO_BATCH_TOKENS, ModelSampler, chunk_size
-from whet.tools.pipelines.settings import PipelineSettings, sampling_config
+from whet.tools.pipelines.library import takes
+from whet.tools.pipelines.library.entry import Composition, StageEntry, StageInput, StageWork
+from whet.tools.pipelines.library.pairs import PairRow, pair_row
+from whet.tools.pipelines.library.sampler import ModelSampler, Row, chunk_size, model_sampler, row_prompt
 from whet.tools.pipelines.stages import read_json_lines, stage_result, write_in_chunks
 from whet.types import Message, Prompt, WhetError
 
@@ -33,8 +32,7 @@ Comparison = tuple[Prompt, str, str]
 Ask = Callable[[int, Sequence[Comparison]], Sequence[Preference]]  # number of the chunk; which one is better
 
 
-@dataclass(frozen=True)
-class CandidatePair:
+class CandidatePair(NamedTuple):
     """Two different completions to one prompt."""
 
     row: Mapping[str, Any]  # id and prompt, as pairs have them
@@ -42,9 +40,17 @@ class CandidatePair:
     other: str
     truth: float | None = None  # 1: `one` is better, 0: `other`, 1/2: neither; None: unknown
 
+    @property
+    def has_winner(self) -> bool:
+        """True where the truth says that one of them is better."""
+        return self.truth not in (None, 0.5)
 
-@dataclass(frozen=True)
-class PairLabel:
+    def ordered(self, one_wins: bool, **more: Any) -> PairRow:
+        """The pair with its winner chosen."""
+        return pair_row(self.row, *((self.one, self.other) if one_wins else (self.other, self.one)), **more)
+
+
+class PairLabel(NamedTuple):
     """What both orders came to."""
 
     preference: float | None  # of `one` over `other`; None: no verdict
@@ -59,28 +65,18 @@ def short_question(prompt: Prompt, first: str, second: str) -> tuple[Message, ..
 def candidate_pairs(rows: Sequence[Mapping[str, Any]]) -> tuple[list[CandidatePair], dict[str, int]]:
     """The first two completions to each prompt that differ, with the truth where they were scored."""
     candidates: list[CandidatePair] = []
-    counts = {"prompts": len(rows), "same_completions": 0}
     for row in rows:
-        completions = list(row["completions"])
-        at = next((at for at, completion in enumerate(completions) if completion != completions[0]), None)
-        if at is None or not completions[0].strip() or not completions[at].strip():
-            counts["same_completions"] += 1
+        first = row["completions"][0]
+        at = next((at for at, completion in enumerate(row["completions"]) if completion != first), None)
+        if at is None or not first.strip() or not row["completions"][at].strip():
             continue
-        scores = row.get("scores")
-        truth = None if scores is None else preferred(scores[0], scores[at])
-        candidates.append(
-            CandidatePair(
-                {key: row.get(key) for key in ("id", "prompt", "answer")}, completions[0], completions[at], truth
-            )
-        )
-    return candidates, counts
-
-
-def preferred(one: float | None, other: float | None) -> float | None:
-    """Which of two scores is higher, as a verdict."""
-    if one is None or other is None:
-        return None
-    return 0.5 if one == other else float(one > other)
+        known = [] if row.get("scores") is None else [row["scores"][0], row["scores"][at]]
+        truth = None
+        if known and None not in known:
+            truth = 0.5 if known[0] == known[1] else float(known[0] > known[1])
+        named = {key: row.get(key) for key in ("id", "prompt", "answer")}
+        candidates.append(CandidatePair(named, first, row["completions"][at], truth))
+    return candidates, {"prompts": len(rows), "same_completions": len(rows) - len(candidates)}
 
 
 def normalised(first: float, second: float) -> float:
@@ -104,14 +100,12 @@ def combine_orders(forth: Preference, back: Preference) -> PairLabel:
 
 def judged_pairs(
     candidates: Sequence[CandidatePair], labels: Sequence[PairLabel], least: float = 0.0, soft: bool = True
-) -> tuple[list[dict[str, Any]], dict[str, int]]:
+) -> tuple[list[PairRow], dict[str, int]]:
     """Pairs of those with a winner, at least `least` from 1/2; and what was counted on the way. Only `soft` ones
     carry how sure the judge was; the loss then weights them by it."""
-    pairs: list[dict[str, Any]] = []
-    counts = dict.fromkeys(
-        ("compared", "pairs", "unreadable", "flips", "ties", "unsure", "truth_known", "truth_met"), 0
-    )
-    counts["compared"] = len(candidates)
+    pairs: list[PairRow] = []
+    names = ("compared", "pairs", "unreadable", "flips", "ties", "unsure", "truth_known", "truth_met")
+    counts = {**dict.fromkeys(names, 0), "compared": len(candidates)}
     for candidate, label in zip(candidates, labels, strict=True):
         if label.preference is None:
             counts["unreadable"] += 1
@@ -121,10 +115,9 @@ def judged_pairs(
             counts["unsure"] += 1
         else:
             first_wins = label.preference > 0.5
-            sides = (candidate.one, candidate.other) if first_wins else (candidate.other, candidate.one)
-            sure: dict[str, Any] = {"preference": max(label.preference, 1 - label.preference)} if soft else {}
-            pairs.append(pair_row(candidate.row, *sides, **sure))
-            if candidate.truth is not None and candidate.truth != 0.5:
+            sure = {"preference": max(label.preference, 1 - label.preference)} if soft else {}
+            pairs.append(candidate.ordered(first_wins, **sure))
+            if candidate.has_winner:
                 counts["truth_known"] += 1
                 counts["truth_met"] += first_wins == (candidate.truth == 1)
     counts["pairs"] = len(pairs)
@@ -133,66 +126,51 @@ def judged_pairs(
 
 def judge_metrics(candidates: Sequence[CandidatePair], labels: Sequence[PairLabel]) -> dict[str, float]:
     """A judge where the truth is known: `judge_accuracy` counts flips, ties and unreadable answers as wrong."""
-    decided = [
-        (candidate.truth, label)
-        for candidate, label in zip(candidates, labels, strict=True)
-        if candidate.truth not in (None, 0.5)
-    ]
-    met = [
-        label.preference is not None and (label.preference - 0.5) * (float(truth or 0) - 0.5) > 0
-        for truth, label in decided
-    ]
+    counts, known = judged_pairs(candidates, labels)[1], sum(candidate.has_winner for candidate in candidates)
+    total = max(1, len(labels))
     return {
-        "judge_accuracy": sum(met) / len(met) if met else math.nan,
-        "flip_rate": sum(label.flipped for label in labels) / max(1, len(labels)),
-        "tie_rate": sum(label.preference == 0.5 and not label.flipped for label in labels) / max(1, len(labels)),
-        "unreadable": sum(label.preference is None for label in labels) / max(1, len(labels)),
+        "judge_accuracy": counts["truth_met"] / known if known else math.nan,
+        "flip_rate": counts["flips"] / total,
+        "tie_rate": counts["ties"] / total,
+        "unreadable": counts["unreadable"] / total,
     }
 
 
-def judge_examples(candidates: Sequence[CandidatePair], prompts: Mapping[str, Prompt]) -> list[dict[str, Any]]:
+def judge_examples(candidates: Sequence[CandidatePair], prompts: Mapping[str, Prompt]) -> list[Row]:
     """Demonstrations of judging: the letter of the better completion, each candidate in both orders."""
     rows = []
-    for candidate in candidates:
-        sides = {"straight": (candidate.one, candidate.other), "turned": (candidate.other, candidate.one)}
-        for order, (first, second) in sides.items():
-            messages = [dict(message) for message in short_question(prompts[candidate.row["id"]], first, second)]
-            letter = FIRST if (candidate.truth == 1) == (order == "straight") else SECOND
-            rows.append({"id": f"{candidate.row['id']}/{order}", "prompt": messages, "completion": letter})
+    for row, one, other, truth in candidates:
+        for order, first, second in (("straight", one, other), ("turned", other, one)):
+            messages = [dict(message) for message in short_question(prompts[row["id"]], first, second)]
+            letter = FIRST if (truth == 1) == (order == "straight") else SECOND
+            rows.append({"id": f"{row['id']}/{order}", "prompt": messages, "completion": letter})
     return rows
 
 
-def true_pairs(pairs: Sequence[dict[str, Any]], candidates: Sequence[CandidatePair]) -> list[dict[str, Any]]:
+def true_pairs(pairs: Sequence[PairRow], candidates: Sequence[CandidatePair]) -> list[PairRow]:
     """Eval pairs that the truth orders, as it does; as the judge does where no truth is known at all."""
-    truths = {candidate.row["id"]: candidate for candidate in candidates if candidate.truth is not None}
-    if not truths:
+    known = {candidate.row["id"]: candidate for candidate in candidates if candidate.truth is not None}
+    if not known:
         return list(pairs)
-    known = [truths[pair["id"]] for pair in pairs if pair["id"] in truths and truths[pair["id"]].truth != 0.5]
-    return [
-        pair_row(verdict.row, verdict.one, verdict.other)
-        if verdict.truth == 1
-        else pair_row(verdict.row, verdict.other, verdict.one)
-        for verdict in known
-    ]
+    compared = [known[pair["id"]] for pair in pairs if pair["id"] in known]
+    return [candidate.ordered(candidate.truth == 1) for candidate in compared if candidate.has_winner]
 
 
 class JudgeExamplesEntry(StageEntry, kind="judge_examples", gives=("rows",)):
     """Demonstrations of judging, of scored completions: the letter of the better one, in both orders."""
 
-    completions: str = Field("", description="the stage of kind sample whose completions are compared by their scores")
+    says: ClassVar[str] = "two completions of {completions} to each prompt, compared by their scores"
 
-    def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
-        return {"completions": composition.rows(self, "completions", self.completions, ("completions",))}
-
-    def about(self, settings: PipelineSettings, inputs: Inputs) -> str:
-        return f"two completions of {inputs['completions'].label} to each prompt, compared by their scores"
+    completions: takes.Completions = Field(
+        "", description="the stage of kind sample whose completions are compared by their scores"
+    )
 
     def work(self, run: StageWork) -> Mapping[str, Any]:
         rows = run.rows("completions")
         candidates, counts = candidate_pairs(rows)
         held_out = min(MOST_HELD_OUT, len(candidates) // 4)
         shown = candidates[: len(candidates) - held_out]
-        decided = [candidate for candidate in shown if candidate.truth not in (None, 0.5)]
+        decided = [candidate for candidate in shown if candidate.has_winner]
         if not decided:
             raise WhetError(
                 f"{len(rows)} prompts gave {len(shown)} pairs of completions to learn from, and none with a winner; "
@@ -222,8 +200,12 @@ class JudgeForm(Section):
 class ComparingEntry(StageEntry, JudgeForm, uses=("seed", "model", "sampling")):
     """What every stage has that asks a judge which of two completions is better."""
 
-    completions: str = Field("", description="the stage of kind sample whose completions are compared, two per prompt")
-    judge: str = Field("", description="the stage or model that judges; empty: the pipeline's, or settings.base_url")
+    completions: takes.Completions = Field(
+        "", description="the stage of kind sample whose completions are compared, two per prompt"
+    )
+    judge: takes.Model = Field(
+        "", description="the stage or model that judges; empty: the pipeline's, or settings.base_url"
+    )
 
     def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
         from whet.reward.judge.ask import JudgeSettings
@@ -239,8 +221,10 @@ class ComparingEntry(StageEntry, JudgeForm, uses=("seed", "model", "sampling")):
             raise WhetError("judge.name and judge.settings.base_url both name a judge; give one of them")
         if server and self.verdict == "logp":
             raise WhetError("judge.verdict=logp needs a model in this process; a server is read as text")
-        inputs = {"completions": composition.rows(self, "completions", self.completions, ("completions",))}
-        return inputs if server else {**inputs, "judge": composition.model(self, "judge", self.judge)}
+        inputs = super().find_inputs(composition)
+        if server:
+            del inputs["judge"]
+        return inputs
 
     def ask(self, run: StageWork) -> Ask:
         """The judge, ready to be asked."""
@@ -258,9 +242,10 @@ class ComparingEntry(StageEntry, JudgeForm, uses=("seed", "model", "sampling")):
             return comparison_question(prompt, first, second, judge.rubric)
 
         if judge.needs_ask:
-            runtime = ModelSampler(sampling_config(run.settings, run.model("judge"))).runtime
+            sampler = model_sampler(run.settings, run.model("judge"))
             if self.verdict == "logp":
-                return lambda _, rows: letter_preferences(runtime, [question(*row).messages for row in rows])
+                return lambda _, rows: letter_preferences(sampler, [question(*row).messages for row in rows])
+            runtime = sampler.runtime
             (bound,) = bind_judges([RewardPart(judge)], runtime.engine, runtime.loaded.tokenizer)
             judge = bound.resolved_reward
         return lambda _, rows: [
@@ -275,41 +260,37 @@ class ComparingEntry(StageEntry, JudgeForm, uses=("seed", "model", "sampling")):
         """Every pair judged in both orders, kept in labels.jsonl."""
         judges: list[Ask] = []
 
-        def rows_of(number: int, chunk: Sequence[CandidatePair]) -> list[dict[str, Any]]:
+        def rows_of(number: int, chunk: Sequence[CandidatePair]) -> list[Row]:
             if not judges:  # a stage that had only its result left to write needs no model
                 judges.append(self.ask(run))
-            rows = [(row_prompt(candidate.row), candidate.one, candidate.other) for candidate in chunk]
-            both = judges[0](number, [order for row in rows for order in (row, (row[0], row[2], row[1]))])
+            prompts = [row_prompt(candidate.row) for candidate in chunk]
+            orders = [
+                order
+                for prompt, (_, one, other, _) in zip(prompts, chunk, strict=True)
+                for order in ((prompt, one, other), (prompt, other, one))
+            ]
+            both = judges[0](number, orders)
             return [
                 {**self.notes(run, prompt), "forth": forth, "back": back}
-                for (prompt, _, _), forth, back in zip(rows, both[::2], both[1::2], strict=True)
+                for prompt, forth, back in zip(prompts, both[::2], both[1::2], strict=True)
             ]
 
         lines = read_json_lines(write_in_chunks(run.folder / LABELS, candidates, chunk_size(32), rows_of))
         return [combine_orders(line["forth"], line["back"]) for line in lines]
 
 
-def letter_preferences(runtime: Any, conversations: Sequence[Sequence[Message]]) -> list[float]:
+def letter_preferences(sampler: ModelSampler, conversations: Sequence[Sequence[Message]]) -> list[float]:
     """The probability that a model names the first completion, normalised over naming either."""
-    from whet.data.families import completion_families
-    from whet.training.completion_logp import families_logp
-
-    questions = ((Prompt("judge", tuple(messages)), (FIRST, SECOND)) for messages in conversations)
-    families = [*completion_families(runtime.loaded.tokenizer, questions)]
-    logp = families_logp(runtime.policy, families, MICRO_BATCH_TOKENS, packed=True)
-    return [normalised(float(first.sum()), float(second.sum())) for first, second in logp]
+    questions = [(Prompt("judge", tuple(messages)), (FIRST, SECOND)) for messages in conversations]
+    return [normalised(float(first.sum()), float(second.sum())) for first, second in sampler.pair_logp(questions)]
 
 
 class JudgeEvalEntry(ComparingEntry, kind="judge_eval", gives=("metrics",)):
     """A trained judge on the pairs that it did not learn from, in both orders."""
 
-    examples: str = Field("", description="the stage of kind judge_examples that the judge learned from")
+    says: ClassVar[str] = "evaluate the judge on pairs it has not seen, in both orders"
 
-    def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
-        return {**super().find_inputs(composition), "examples": composition.rows(self, "examples", self.examples)}
-
-    def about(self, settings: PipelineSettings, inputs: Inputs) -> str:
-        return "evaluate the judge on pairs it has not seen, in both orders"
+    examples: takes.Rows = Field("", description="the stage of kind judge_examples that the judge learned from")
 
     def work(self, run: StageWork) -> Mapping[str, Any]:
         candidates = candidate_pairs(run.rows("completions"))[0]
@@ -337,9 +318,9 @@ class PairLabels(Section):
 class JudgedPairsEntry(ComparingEntry, PairLabels, kind="judged_pairs", gives=("pairs",)):
     """Pairs that a judge ordered; an eighth of them is held out, in the order of the truth where that is known."""
 
-    def about(self, settings: PipelineSettings, inputs: Inputs) -> str:
-        who = inputs["judge"].label if "judge" in inputs else self.settings["base_url"]
-        return f"{who} compares two completions of {inputs['completions'].label} to each prompt, in both orders"
+    def about(self, run: StageWork) -> str:
+        who = run.labels.get("judge") or self.settings["base_url"]
+        return f"{who} compares two completions of {run.labels['completions']} to each prompt, in both orders"
 
     def work(self, run: StageWork) -> Mapping[str, Any]:
         candidates, dropped = candidate_pairs(run.rows("completions"))
@@ -350,12 +331,12 @@ class JudgedPairsEntry(ComparingEntry, PairLabels, kind="judged_pairs", gives=("
         run.write(EVAL_PAIRS, true_pairs(pairs[:num_eval], candidates))
         compared = max(1, counts["compared"])
         known, met = counts["truth_known"], counts["truth_met"]
+        metrics = {"flip_rate": counts["flips"] / compared, "tie_rate": counts["ties"] / compared}
         summary = [
             f"{len(pairs)} of {counts['compared']} pairs have a winner",
-            f"flips {percent(counts['flips'] / compared)}, ties {percent(counts['ties'] / compared)}",
+            f"flips {percent(metrics['flip_rate'])}, ties {percent(metrics['tie_rate'])}",
             *([f"the winner is right in {percent(met / known)} of {known}"] if known else []),
         ]
-        metrics = {"flip_rate": counts["flips"] / compared, "tie_rate": counts["ties"] / compared}
         metrics |= {"truth_accuracy": met / known} if known else {}
         stop = "" if len(pairs) > num_eval else "no pair has a winner"
         return stage_result("; ".join(summary), metrics, {**dropped, **counts, "eval_pairs": num_eval}, stop)

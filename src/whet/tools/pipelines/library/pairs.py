@@ -1,18 +1,12 @@
-"""Preference pairs: of a policy's own completions, and of files, split by prompt. What was dropped is counted.
-
-A row of completions has `id`, `prompt`, `completions`, `finished` (False: cut off at the budget) and, where they were
-scored, `scores` (None: unscorable).
-"""
+"""Preference pairs: of a policy's own completions, and of files, split by prompt. What was dropped is counted."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
 from statistics import fmean
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -20,17 +14,12 @@ from whet.data.sections import DataSection
 from whet.record.text import count_of, number, percent
 from whet.settings.bounds import MOST_ROWS
 from whet.settings.sections import Section
-from whet.tools.pipelines.library.entry import (
-    OUTPUT_FILES,
-    Composition,
-    Inputs,
-    StageEntry,
-    StageInput,
-    StageWork,
-)
+from whet.tools.pipelines.library import takes
+from whet.tools.pipelines.library.entry import OUTPUT_FILES, StageEntry, StageWork
+from whet.tools.pipelines.library.sampler import prompt_row
 from whet.tools.pipelines.settings import PipelineSettings
 from whet.tools.pipelines.stages import stage_result
-from whet.types import Prompt, WhetError
+from whet.types import WhetError
 
 JSONRow = Mapping[str, Any]
 PairRow = dict[str, Any]
@@ -40,58 +29,44 @@ PROMPTS, JUDGED_PROMPTS, CHOSEN = "prompts.jsonl", "judged_prompts.jsonl", "chos
 TASK = "task:"
 
 
-def prompt_row(prompt: Prompt) -> dict[str, Any]:
-    """The columns that a prompt is read back from."""
-    content: Any = prompt.text if prompt.text is not None else [dict(message) for message in prompt.messages]
-    return {"id": prompt.id, "prompt": content}
-
-
-def row_prompt(row: JSONRow) -> Prompt:
-    """The prompt that `prompt_row` wrote."""
-    content = row["prompt"]
-    is_text = isinstance(content, str)
-    return Prompt(row["id"], () if is_text else tuple(content), content if is_text else None, row.get("answer"))
-
-
 def pair_row(row: JSONRow, chosen: str, rejected: str, **more: Any) -> PairRow:
     """A pair of two completions to the prompt of a row, with its answer where that is known."""
     answer = {} if row.get("answer") is None else {"answer": row["answer"]}
     return {"id": row["id"], "prompt": row["prompt"], "chosen": chosen, "rejected": rejected, **answer, **more}
 
 
-def best_against_worst(rows: Sequence[JSONRow]) -> tuple[list[dict[str, Any]], dict[str, int]]:
+def best_against_worst(rows: Sequence[JSONRow]) -> tuple[list[PairRow], dict[str, int]]:
     """The best completion of each prompt against its worst.
 
     Trap: a completion that was cut off must not be chosen: as text it would teach to end there.
     """
-    pairs: list[dict[str, Any]] = []
+    pairs: list[PairRow] = []
     counts = {"prompts": len(rows), "pairs": 0, "ties": 0, "cut_off": 0, "unscorable_completions": 0}
     for row in rows:
-        scored = list(zip(row["scores"], row["completions"], row["finished"], strict=True))
+        scored = zip(row["scores"], row["completions"], row["finished"], strict=True)
         known = [completion for completion in scored if completion[0] is not None]
-        counts["unscorable_completions"] += len(scored) - len(known)
-        wholes = [completion for completion in known if completion[2]]
-        if len(known) < 2 or max(completion[0] for completion in known) == min(completion[0] for completion in known):
+        counts["unscorable_completions"] += len(row["scores"]) - len(known)
+        if len({score for score, _, _ in known}) < 2:
             counts["ties"] += 1
             continue
-        worst = min(known, key=lambda each: float(each[0]))
-        best = max(wholes, key=lambda each: float(each[0]), default=worst)
+        worst = min(known, key=lambda completion: float(completion[0]))
+        wholes = [completion for completion in known if completion[2]]
+        best = max(wholes, key=lambda completion: float(completion[0]), default=worst)
         if best[0] <= worst[0]:
             counts["cut_off"] += 1
-            continue
-        if best[1] == worst[1]:  # a judge may score one text twice, and differently
+        elif best[1] == worst[1]:  # a judge may score one text twice, and differently
             counts["ties"] += 1
-            continue
-        pairs.append(pair_row(row, best[1], worst[1], chosen_score=best[0], rejected_score=worst[0]))
+        else:
+            pairs.append(pair_row(row, best[1], worst[1], chosen_score=best[0], rejected_score=worst[0]))
     counts["pairs"] = len(pairs)
     return pairs, counts
 
 
 def shown_against_own(
     demonstrations: Sequence[JSONRow], rows: Sequence[JSONRow]
-) -> tuple[list[dict[str, Any]], dict[str, int]]:
+) -> tuple[list[PairRow], dict[str, int]]:
     """Each demonstration against the policy's own completion to its prompt; those that are the same teach nothing."""
-    pairs: list[dict[str, Any]] = []
+    pairs: list[PairRow] = []
     counts = {"demonstrations": len(rows), "pairs": 0, "identical": 0, "empty": 0, "cut_off_rejected": 0}
     for shown, row in zip(demonstrations, rows, strict=True):
         (own,), (finished,) = row["completions"], row["finished"]
@@ -106,8 +81,7 @@ def shown_against_own(
     return pairs, counts
 
 
-@dataclass(frozen=True)
-class SplitPairs:
+class SplitPairs(NamedTuple):
     """Rows with `id`, `prompt`, `chosen` and `rejected`."""
 
     own: list[PairRow]  # of the policy and its reward model
@@ -120,20 +94,24 @@ def read_pairs(source: str, data: DataSection) -> list[PairRow]:
     from whet.data.pairs import preferences_from
     from whet.training.assembly.rows import read_usable
 
-    stored = data.model_copy(update={"source": source})
-    pairs = read_usable(stored, source, lambda _: preferences_from)
-    return [_row(pair) for pair in pairs]
+    pairs = read_usable(data.model_copy(update={"source": source}), source, lambda _: preferences_from)
+    return [
+        with_key(
+            pair_row(prompt_row(pair.prompt), pair.chosen, pair.rejected)
+            | {name: value for name in ("margin", "preference") if (value := getattr(pair, name))}
+        )
+        for pair in pairs
+    ]
 
 
-def _row(pair: Any) -> PairRow:
-    row = pair_row(prompt_row(pair.prompt), pair.chosen, pair.rejected)
-    extra = {"margin": pair.margin, "preference": pair.preference}
-    return {**row, "id": prompt_key(row), **{name: value for name, value in extra.items() if value}}
-
-
-def prompt_key(row: Mapping[str, Any]) -> str:
+def prompt_key(row: JSONRow) -> str:
     """What two pairs of one prompt share."""
     return hashlib.sha256(json.dumps(row["prompt"], sort_keys=True).encode()).hexdigest()[:16]
+
+
+def with_key(row: PairRow) -> PairRow:
+    """The row with its prompt's key for an id."""
+    return {**row, "id": prompt_key(row)}
 
 
 def split_by_prompt(rows: Sequence[PairRow], held_out: Sequence[PairRow] | None, share: float, seed: int) -> SplitPairs:
@@ -141,18 +119,17 @@ def split_by_prompt(rows: Sequence[PairRow], held_out: Sequence[PairRow] | None,
 
     Which prompts are held out does not depend on the seed: what several seeds measure can be compared.
     """
-    measured = list(held_out) if held_out is not None else [row for row in rows if _place("held out", row) < share]
-    held_out_keys = {prompt_key(row) for row in measured}
-    learnt = [row for row in rows if held_out is not None or prompt_key(row) not in held_out_keys]
-    own, judge = partial(filter, partial(_is_first, seed)), partial(filter, lambda row: not _is_first(seed, row))
-    return SplitPairs(list(own(learnt)), list(judge(learnt)), measured)
+    measured, learnt = list(held_out or ()), rows
+    if held_out is None:
+        measured = [row for row in rows if _place("held out", row) < share]
+        learnt = [row for row in rows if _place("held out", row) >= share]
+    halves: tuple[list[PairRow], list[PairRow]] = ([], [])
+    for row in learnt:
+        halves[_place(f"half {seed}", row) >= 0.5].append(row)
+    return SplitPairs(*halves, measured)
 
 
-def _is_first(seed: int, row: PairRow) -> bool:
-    return _place(f"half {seed}", row) < 0.5
-
-
-def _place(salt: str, row: Mapping[str, Any]) -> float:
+def _place(salt: str, row: JSONRow) -> float:
     """A number in [0, 1) that the prompt and the salt decide."""
     return int.from_bytes(hashlib.sha256(f"{salt}/{prompt_key(row)}".encode()).digest()[:6], "little") / 2**48
 
@@ -166,7 +143,7 @@ def check_split(split: SplitPairs, source: str, held_out_source: str, allow_over
             f"held_out: {count_of(inside, 'prompt')} of {held_out_source or source} are in {source} too, so the test "
             "set is inside the train set; take them out, or say --set allow_overlap=true"
         )
-    for name, side in (("to learn from", split.own), ("for the judge", split.judge), ("held out", split.held_out)):
+    for name, side in zip(("to learn from", "for the judge", "held out"), split, strict=True):
         if len(side) < 2:
             raise WhetError(
                 f"pairs: {source} has {count_of(len(side), 'pair')} {name} after the split by prompt; give more pairs"
@@ -183,8 +160,8 @@ def is_longer(row: PairRow) -> float:
 class PairsEntry(StageEntry, kind="pairs", gives=("pairs",)):
     """Pairs from completions: the best of each prompt against the worst, or a demonstration against each."""
 
-    completions: str = Field("", description="the stage of kind sample whose completions are paired")
-    demonstrations: str = Field(
+    completions: takes.Completions = Field("", description="the stage of kind sample whose completions are paired")
+    demonstrations: takes.OptionalRows = Field(
         "", description="the stage whose demonstrations were asked again: they are chosen, own completions rejected"
     )
     stop_share: float = Field(
@@ -194,17 +171,12 @@ class PairsEntry(StageEntry, kind="pairs", gives=("pairs",)):
         description="share of own completions that equal the demonstrations: from there on nothing is learned",
     )
 
-    def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
-        inputs = {"completions": composition.rows(self, "completions", self.completions, ("completions",))}
+    def about(self, run: StageWork) -> str:
         if self.demonstrations:
-            inputs["demonstrations"] = composition.rows(self, "demonstrations", self.demonstrations)
-        return inputs
-
-    def about(self, settings: PipelineSettings, inputs: Inputs) -> str:
-        label = inputs["completions"].label
-        if self.demonstrations:
-            return f"the demonstrations of {inputs['demonstrations'].label} against the completions of {label}"
-        return f"the best completion of each prompt of {label} against the worst"
+            return "the demonstrations of {demonstrations} against the completions of {completions}".format(
+                **run.labels
+            )
+        return "the best completion of each prompt of {completions} against the worst".format(**run.labels)
 
     def work(self, run: StageWork) -> Mapping[str, Any]:
         rows = run.rows("completions")
@@ -234,7 +206,9 @@ def pairs_result(
 class PairSplit(Section):
     """How pairs are read, and which of them nobody learns from."""
 
-    held_out: str = Field("", description="file of pairs to measure on; empty: held_out_share of the prompts of pairs")
+    held_out: takes.OptionalPairs = Field(
+        "", description="file of pairs to measure on; empty: held_out_share of the prompts of pairs"
+    )
     held_out_share: float = Field(0.2, gt=0, lt=1, description="share of the prompts of pairs, to measure on")
     allow_overlap: bool = Field(False, description="measure on held_out though prompts of it are in pairs too")
     judged_prompts: int = Field(200, ge=2, le=MOST_ROWS, description="held-out prompts that policies are judged on")
@@ -248,40 +222,31 @@ class PairSplit(Section):
 class SplitPairsEntry(StageEntry, PairSplit, kind="split_pairs", gives=("pairs", "rows"), uses=("seed", "data")):
     """Pairs split by prompt: one half for the policy and its reward model, one for a judge, and held-out ones."""
 
-    data: str = Field("", description="the pairs: an earlier stage, a file, or task:NAME for its right and wrong ones")
+    says: ClassVar[str] = "preference pairs of {pairs}, split by prompt: two halves, and held-out ones"
+
+    data: Annotated[str, takes.InputRule(("pairs",), key="pairs")] = Field(
+        "", description="the pairs: an earlier stage, a file, or task:NAME for its right and wrong ones"
+    )
     rows: int = Field(1024, ge=8, le=MOST_ROWS, description="pairs that a task writes")
-
-    def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
-        inputs = {"pairs": composition.rows(self, "pairs", self.data, ("pairs",))}
-        if self.held_out:
-            inputs["held out"] = composition.rows(self, "held_out", self.held_out, ("pairs",))
-        return inputs
-
-    def about(self, settings: PipelineSettings, inputs: Inputs) -> str:
-        return f"preference pairs of {inputs['pairs'].label}, split by prompt: two halves, and held-out ones"
 
     def work(self, run: StageWork) -> Mapping[str, Any]:
         section = DataSection(as_chat=self.as_chat, columns=self.columns, unusable=self.unusable)
         if self.data.startswith(TASK):
             pairs = self._task_pairs(run.settings)
         elif run.inputs["pairs"].stage:
-            pairs = [{**row, "id": prompt_key(row)} for row in run.rows("pairs")]
+            pairs = [with_key(row) for row in run.rows("pairs")]
         else:
             pairs = read_pairs(self.data, section)
         measured = read_pairs(self.held_out, section) if self.held_out else None
         split = split_by_prompt(pairs, measured, self.held_out_share, run.settings.seed)
         check_split(split, self.data, self.held_out, self.allow_overlap)
         judged = _prompts(split.held_out)[: self.judged_prompts]
-        files = {
-            OWN: split.own,
-            OTHER_HALF: split.judge,
-            HELD_OUT: split.held_out,
-            PROMPTS: _prompts(split.own),
-            JUDGED_PROMPTS: judged,
-            CHOSEN: [{"prompt": row["prompt"], "completion": row["chosen"]} for row in split.own],
-        }
-        for name, rows in files.items():
-            run.write(name, rows)
+        run.write(OWN, split.own)
+        run.write(OTHER_HALF, split.judge)
+        run.write(HELD_OUT, split.held_out)
+        run.write(PROMPTS, _prompts(split.own))
+        run.write(JUDGED_PROMPTS, judged)
+        run.write(CHOSEN, [{"prompt": row["prompt"], "completion": row["chosen"]} for row in split.own])
         longer = fmean(is_longer(row) for row in (*split.own, *split.judge))
         sides = {"own_pairs": len(split.own), "judge_pairs": len(split.judge), "held_out_pairs": len(split.held_out)}
         return stage_result(
@@ -301,10 +266,10 @@ class SplitPairsEntry(StageEntry, PairSplit, kind="split_pairs", gives=("pairs",
             settings.data.difficulty,
         )
         rows = [{**prompt_row(pair.prompt), "chosen": pair.chosen, "rejected": pair.rejected} for pair in pairs]
-        return [{**row, "id": prompt_key(row)} for row in rows]
+        return [with_key(row) for row in rows]
 
 
-def _prompts(pairs: list[PairRow]) -> list[PairRow]:
+def _prompts(pairs: Sequence[PairRow]) -> list[PairRow]:
     """The different prompts of the pairs, in their order."""
     prompts: dict[str, PairRow] = {}
     for pair in pairs:

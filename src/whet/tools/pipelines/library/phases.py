@@ -3,32 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from whet.record.metrics.intervals import share_interval, shares_apart
 from whet.record.metrics.win_rate import WinRate, change_with_interval, mean_with_interval, win_shares
 from whet.record.text import headline, number, percent
-from whet.tools.pipelines.library.entry import Composition, Inputs, StageEntry, StageInput, StageWork
-from whet.tools.pipelines.library.evaluation import eval_config, measured
+from whet.tools.pipelines.library import takes
+from whet.tools.pipelines.library.entry import Composition, StageEntry, StageInput, StageWork
+from whet.tools.pipelines.library.evaluation import eval_input, measured
 from whet.tools.pipelines.library.judged import (
     JUDGE,
     JUDGED,
     JudgedEntry,
+    kl_words,
     length_slope,
     measures,
+    plain_metrics,
     rate_cell,
-    rate_text,
+    rate_of,
     sample_pairs,
     with_known_scores,
 )
-from whet.tools.pipelines.library.pairs import row_prompt
-from whet.tools.pipelines.library.sampler import MICRO_BATCH_TOKENS, ModelSampler, Row
-from whet.tools.pipelines.settings import PipelineSettings, can_evaluate, sampling_config
-from whet.tools.pipelines.stages import read_json_lines, stage_result
+from whet.tools.pipelines.library.sampler import Row, model_sampler, row_prompt
+from whet.tools.pipelines.settings import PipelineSettings, can_evaluate
+from whet.tools.pipelines.stages import stage_result
 from whet.types import WhetError
 
 PAIR_WINS = "pair_wins.jsonl"
@@ -39,37 +40,34 @@ SAMPLES = 6
 class MeasuredEntry(JudgedEntry, kind="measured"):
     """Both metrics of a policy: preferences, by a judge and by held-out pairs, and the verifiable reward."""
 
+    says: ClassVar[str] = "{policy}: held-out pairs, the judge and the reward"
+
     def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
         if not can_evaluate(composition.settings):
             raise WhetError(
                 "phased measures what rewards teach on held-out prompts: give eval.source and eval.reward.parts, or a "
                 "task as data"
             )
-        source = composition.settings.eval.source or composition.settings.data.source
-        return {**super().find_inputs(composition), "eval": composition.rows(self, "eval.source", source)}
-
-    def about(self, settings: PipelineSettings, inputs: Inputs) -> str:
-        return f"{inputs['policy'].label}: held-out pairs, the judge and the reward"
+        return {**super().find_inputs(composition), "eval": eval_input(self, composition)}
 
     def work(self, run: StageWork) -> Mapping[str, Any]:
         rows = self.write(run, self.completions)
         wins = pair_wins(run)
         run.write(PAIR_WINS, [{"win": win} for win in wins])
-        start = run.rows("against") if self.against else rows
-        judged = measures(rows, start, length_slope(start))
-        scored = measured(run.folder, run.settings, eval_config(run.settings, run.model("policy")))
-        task = {name: value for name, value in scored["metrics"].items() if name not in judged.metrics()}
-        preferred, main = mean_with_interval(wins), headline(scored["metrics"]) or ""
+        start = run.file_rows(self.against, JUDGED) if self.against else rows
+        judged, scored = measures(rows, start, length_slope(start)), measured(run, "policy")
+        metrics, preferred, main = plain_metrics(judged), rate_of(wins), headline(scored["metrics"]) or ""
         words = [
             scored["summary"],
-            f"pair accuracy {rate_text(preferred)}",
-            f"win rate {rate_text(judged.win_rate)} by the judge, KL {number(judged.kl.value if judged.kl else None)}",
+            f"pair accuracy {rate_cell(preferred)}",
+            f"win rate {rate_cell(judged['win_rate'])} by the judge, {kl_words(judged)}",
         ]
+        task = {name: value for name, value in scored["metrics"].items() if name not in metrics}
         return stage_result(
             "; ".join(words),
-            {**task, **judged.metrics(), "pair_accuracy": fmean(wins)},
+            {**task, **metrics, "pair_accuracy": fmean(wins)},
             eval_prompts=scored["eval_prompts"],
-            measured={**judged.json(), "pair_accuracy": vars(preferred) if preferred else None},
+            measured={**judged, "pair_accuracy": preferred},
             task_metric=main,
             task_value=scored["metrics"].get(main),
         )
@@ -89,13 +87,9 @@ def pair_wins(run: StageWork) -> list[float]:
 
 
 def _margins(settings: PipelineSettings, model: str, rows: Sequence[Row]) -> list[float]:
-    from whet.data.families import completion_families
-    from whet.training.completion_logp import families_logp
-
-    runtime = ModelSampler(sampling_config(settings, model)).runtime
-    tokenizer = runtime.loaded.tokenizer
-    families = [*completion_families(tokenizer, ((row_prompt(row), (row["chosen"], row["rejected"])) for row in rows))]
-    logp = families_logp(runtime.policy, families, MICRO_BATCH_TOKENS, packed=True)
+    logp = model_sampler(settings, model).pair_logp(
+        [(row_prompt(row), (row["chosen"], row["rejected"])) for row in rows]
+    )
     return [float(chosen.double().sum() - rejected.double().sum()) for chosen, rejected in logp]
 
 
@@ -115,17 +109,18 @@ def kept_verdict(what: str, before: float, after: float, change: WinRate, tolera
 class PhaseCheckEntry(StageEntry, kind="phase_check", gives=("metrics",)):
     """What each later phase left of the first, with intervals."""
 
-    start: str = Field(description="the stage of kind measured of the first policy")
-    phases: dict[str, str] = Field(min_length=2, description="phase = its stage of kind measured, in order")
+    says: ClassVar[str] = "what each phase left of the one before it, with intervals"
+
+    start: takes.Result = Field(description="the stage of kind measured of the first policy")
+    phases: Annotated[dict[str, str], takes.RESULT] = Field(
+        min_length=2, description="phase = its stage of kind measured, in order"
+    )
     taught: Literal["preference", "rl"] = Field(description="what the first phase teaches")
     tolerance: float = Field(0.05, ge=0, lt=1, description="share of the first phase's metric that may be lost")
 
     def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
-        names = (self.start, *self.phases.values())
-        return {name: composition.known_stage(self, "phases", name) for name in names}
-
-    def about(self, settings: PipelineSettings, inputs: Inputs) -> str:
-        return "what each phase left of the one before it, with intervals"
+        inputs = super().find_inputs(composition)
+        return {self.start: inputs.pop("start"), **inputs}
 
     def work(self, run: StageWork) -> Mapping[str, Any]:
         table = [["", "pair accuracy", "win rate by the judge", "KL", run.result(self.start)["task_metric"]]]
@@ -133,39 +128,36 @@ class PhaseCheckEntry(StageEntry, kind="phase_check", gives=("metrics",)):
             result = run.result(stage)
             rates = [rate_cell(result["measured"][key]) for key in ("pair_accuracy", "win_rate")]
             low, high = share_interval(result["task_value"], result["eval_prompts"])
-            task = f"{percent(result['task_value'])} ({100 * low:.1f} to {100 * high:.1f})"
-            table.append([name, *rates, number(result["measured"]["kl"]["value"]), task])
+            task = {"value": result["task_value"], "low": low, "high": high}
+            table.append([name, *rates, number(result["measured"]["kl"]["value"]), rate_cell(task)])
         first, second, *_ = self.phases
         verdicts = {name: self.verdicts(run, first, name) for name in list(self.phases)[1:]}
         words = [f"{name}: {verdict}" for name, stage_verdicts in verdicts.items() for verdict in stage_verdicts]
         summary = f"what {first} taught, after {second}: {'; '.join(verdicts[second])}"
-        shown = sample_pairs(self._judged(run, self.phases[second]), self._judged(run, self.start), SAMPLES)
-        samples = [{"way": second, **pair} for pair in shown]
+        rows, start_rows = (run.file_rows(stage, JUDGED) for stage in (self.phases[second], self.start))
+        samples = [{"way": second, **pair} for pair in sample_pairs(rows, start_rows, SAMPLES)]
         return stage_result(summary, table=table, findings=words, samples=samples)
 
     def verdicts(self, run: StageWork, first: str, phase: str) -> list[str]:
         """Whether what the first phase taught is still there after this one."""
-        before, after = self.phases[first], self.phases[phase]
+        both = (self.phases[first], self.phases[phase])
         if self.taught == "rl":
-            one, two = (float(run.result(stage)["task_value"]) for stage in (before, after))
-            count = run.result(after)["eval_prompts"]
+            one, two = (float(run.result(stage)["task_value"]) for stage in both)
+            count = run.result(both[1])["eval_prompts"]
             error = abs(two - one) / abs(shares_apart(two, one, count)) if two != one else 0.0
             change = WinRate(two - one, two - one - NOISE * error, two - one + NOISE * error, count)
-            return [kept_verdict(str(run.result(after)["task_metric"]), one, two, change, self.tolerance)]
-        wins = [
-            [row["win"] for row in read_json_lines(run.done[stage].folder / PAIR_WINS)] for stage in (before, after)
-        ]
-        start = self._judged(run, self.start)
-        shares = [_shares(self._judged(run, stage), start) for stage in (before, after)]
+            return [kept_verdict(str(run.result(both[1])["task_metric"]), one, two, change, self.tolerance)]
+        start = run.file_rows(self.start, JUDGED)
+        columns = {
+            "pair accuracy": [[row["win"] for row in run.file_rows(stage, PAIR_WINS)] for stage in both],
+            "win rate by the judge": [_shares(run.file_rows(stage, JUDGED), start) for stage in both],
+        }
         judgements = []
-        for what, values in (("pair accuracy", wins), ("win rate by the judge", shares)):
-            moved, first_mean, mean = change_with_interval(*values), *(mean_with_interval(column) for column in values)
-            if moved is not None and first_mean is not None and mean is not None:
-                judgements.append(kept_verdict(what, first_mean.value, mean.value, moved, self.tolerance))
+        for what, values in columns.items():
+            moved, before, after = change_with_interval(*values), *(mean_with_interval(column) for column in values)
+            if moved is not None and before is not None and after is not None:
+                judgements.append(kept_verdict(what, before.value, after.value, moved, self.tolerance))
         return judgements
-
-    def _judged(self, run: StageWork, stage: str) -> list[Row]:
-        return read_json_lines(Path(run.done[stage].folder) / JUDGED)
 
 
 def _shares(rows: Sequence[Row], start: Sequence[Row]) -> list[float | None]:

@@ -10,33 +10,35 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
 from statistics import fmean, pstdev
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from whet.record.metrics.intervals import shares_apart
 from whet.record.text import count_of, percent
 from whet.reward.sections import RewardSection
-from whet.settings.bounds import MOST_REPEATS, MOST_ROWS, MOST_SAMPLES, MOST_TOKENS
+from whet.settings.bounds import MOST_REPEATS, MOST_SAMPLES
 from whet.settings.sections import Section, Table, Temperature
-from whet.tools.pipelines.library.entry import Composition, Inputs, StageEntry, StageInput, StageWork
-from whet.tools.pipelines.library.pairs import best_against_worst, pairs_result, prompt_row
+from whet.tools.pipelines import amounts
+from whet.tools.pipelines.library import takes
+from whet.tools.pipelines.library.entry import Composition, StageEntry, StageInput, StageWork
+from whet.tools.pipelines.library.pairs import PairRow, best_against_worst, pairs_result
 from whet.tools.pipelines.library.sampler import (
-    EXAMPLE_SEED,
     ModelSampler,
     Row,
+    WrittenChunk,
     chunk_size,
-    completion_row,
+    completion_rows,
     sampled_rows,
-    task_rows,
+    shown_row,
+    task_demonstrations,
+    task_reviews,
     training_prompts,
 )
 from whet.tools.pipelines.settings import (
     TRAIN_KEYS,
     PipelineSettings,
-    answer_reward,
     can_evaluate,
     is_scored,
     sampling_config,
@@ -58,6 +60,7 @@ RUBRIC = (
     "where k is the number of points."
 )
 ScoredRow = Mapping[str, Any]
+Signals = Mapping[str, float]  # of one round; those that could not be measured are left out
 LONGER = 1.5  # times the length of the first round's completions
 TOP, FLAT = 0.9, 0.05  # mean score and spread within a prompt, both as shares of the scale
 TIED = 0.5  # of the prompts
@@ -67,6 +70,11 @@ JUDGE_LEAST, JUDGE_FALL = 0.65, 0.1  # of pairs ordered right; a coin has 1/2
 AGREEMENT_LEAST = 0.65
 NOISE = 2.0  # standard errors
 
+# what `collapse_signals` finds, and after the round, the model as a judge of fixed completions
+SIGNALS = (
+    *("length", "own_score", "spread", "ties", "unreadable", "distinct", "truth_agreement", "anchor_agreement"),
+    "judge_accuracy",
+)
 Scores = Sequence[float | None]
 JUDGED, JUDGE_EVAL = "judged.jsonl", "judge_eval.jsonl"
 
@@ -114,7 +122,7 @@ def mixed_scores(row: ScoredRow, weight: float) -> list[float | None]:
     ]
 
 
-def self_scored_pairs(rows: Sequence[ScoredRow], weight: float) -> tuple[list[dict[str, Any]], dict[str, int]]:
+def self_scored_pairs(rows: Sequence[ScoredRow], weight: float) -> tuple[list[PairRow], dict[str, int]]:
     """The best completion of each prompt against the worst, by its own scores mixed with the anchor's."""
     return best_against_worst([{**row, "scores": mixed_scores(row, weight)} for row in rows])
 
@@ -125,47 +133,30 @@ def judge_example(prompt: Prompt, completion: str, quality: float, reason: str) 
     return {"prompt": messages, "completion": f"{reason} Score: {1 + round(4 * quality)}"}
 
 
-@dataclass(frozen=True)
-class CollapseSignals:
-    """One round: of the completions that it was trained on, and of the model that it made. NaN: unknown."""
+def collapse_signals(rows: Sequence[ScoredRow], ties: int) -> Signals:
+    """What the judged rows of a round show of the completions that it was trained on.
 
-    number: int
-    length: float = math.nan  # characters per completion
-    own_score: float = math.nan  # mean, as a share of the scale
-    spread: float = math.nan  # of the scores of one prompt
-    ties: float = math.nan  # of the prompts
-    unreadable: float = math.nan  # of the judgments
-    distinct: float = math.nan  # of a prompt's completions
-    truth_agreement: float = math.nan  # own completions: how often a right one scores above a wrong one
-    anchor_agreement: float = math.nan  # the same with the anchor in place of the truth
-    judge_accuracy: float = math.nan  # the same on fixed completions, for the model after this round
-    accuracy: float = math.nan  # on the eval prompts, after this round
-
-    def known(self) -> dict[str, float]:
-        """The signals that were measured, by name."""
-        return {name: value for name, value in asdict(self).items() if name != "number" and not math.isnan(value)}
-
-
-def collapse_signals(number: int, rows: Sequence[Mapping[str, Any]], ties: int) -> CollapseSignals:
-    """What the judged rows of a round show."""
+    `length` is in characters, `own_score` and `spread` (within a prompt) are shares of the scale, `ties` a share of the
+    prompts, `unreadable` of the judgments, `distinct` of a prompt's completions. An agreement is how often the model
+    orders two completions as the truth does, or the anchor.
+    """
     scores = [self_scores(row) for row in rows]
     known = [[score for score in row_scores if score is not None] for row_scores in scores]
-    judgments = [score for row in rows for completion_scores in row["judgments"] for score in completion_scores]
-    return CollapseSignals(
-        number=number,
-        length=_mean([len(completion) for row in rows for completion in row["completions"]]),
-        own_score=_mean([score for row_scores in known for score in row_scores]),
-        spread=_mean([pstdev(row_scores) for row_scores in known if len(row_scores) > 1]),
-        ties=ties / max(1, len(rows)),
-        unreadable=_mean([float(score is None) for score in judgments]),
-        distinct=_mean([len(set(row["completions"])) / len(row["completions"]) for row in rows]),
-        truth_agreement=order_accuracy(
-            [(own, row["truth"]) for own, row in zip(scores, rows, strict=True) if row.get("truth")]
-        ),
-        anchor_agreement=order_accuracy(
-            [(own, row["anchor"]) for own, row in zip(scores, rows, strict=True) if row.get("anchor")]
-        ),
-    )
+
+    def agreement(other: str) -> float:
+        return order_accuracy([(own, row[other]) for own, row in zip(scores, rows, strict=True) if row.get(other)])
+
+    signals = {
+        "length": _mean([len(completion) for row in rows for completion in row["completions"]]),
+        "own_score": _mean([score for row_scores in known for score in row_scores]),
+        "spread": _mean([pstdev(row_scores) for row_scores in known if len(row_scores) > 1]),
+        "ties": ties / max(1, len(rows)),
+        "unreadable": _mean([score is None for row in rows for judgments in row["judgments"] for score in judgments]),
+        "distinct": _mean([len(set(row["completions"])) / len(row["completions"]) for row in rows]),
+        "truth_agreement": agreement("truth"),
+        "anchor_agreement": agreement("anchor"),
+    }
+    return {name: value for name, value in signals.items() if not math.isnan(value)}
 
 
 def order_accuracy(groups: Sequence[tuple[Scores, Scores]]) -> float:
@@ -187,60 +178,65 @@ def order_accuracy(groups: Sequence[tuple[Scores, Scores]]) -> float:
     return met / total if total else math.nan
 
 
-def warnings(before: CollapseSignals | None, first: CollapseSignals, now: CollapseSignals) -> list[str]:
-    """The signals past their threshold, each in words with its number. `before` is the first model, as a judge."""
+def warnings(before: Signals, first: Signals, now: Signals) -> list[str]:
+    """The signals past their threshold, each in words with its number. `before` is the first model, as a judge.
+
+    A signal that is not known raises nothing.
+    """
+    high, low = {**dict.fromkeys(SIGNALS, -math.inf), **now}, {**dict.fromkeys(SIGNALS, math.inf), **now}
     raised = []
-    if now.length > LONGER * first.length:
-        raised.append(f"completions grew from {first.length:.0f} to {now.length:.0f} characters (over {LONGER}x)")
-    if now.own_score > TOP and now.spread < FLAT:
+    if high["length"] > LONGER * first.get("length", math.inf):
+        grew = f"{first['length']:.0f} to {now['length']:.0f}"
+        raised.append(f"completions grew from {grew} characters (over {LONGER}x)")
+    if high["own_score"] > TOP and low["spread"] < FLAT:
         raised.append(
-            f"scores are saturated: mean {now.own_score:.2f} of 1 (over {TOP}), spread {now.spread:.3f} (under {FLAT})"
+            f"scores are saturated: mean {now['own_score']:.2f} of 1 (over {TOP}), spread {now['spread']:.3f} "
+            f"(under {FLAT})"
         )
-    if now.ties > TIED:
-        raised.append(f"{now.ties:.0%} of the prompts are ties (over {TIED:.0%})")
-    if now.unreadable > UNREADABLE:
-        raised.append(f"{now.unreadable:.0%} of the judgments cannot be read (over {UNREADABLE:.0%})")
-    if now.distinct < ALIKE * first.distinct:
-        raised.append(f"distinct completions fell from {first.distinct:.0%} to {now.distinct:.0%} (under half)")
-    judges = [signals.judge_accuracy for signals in (before, now) if signals is not None]
-    if now.judge_accuracy < JUDGE_LEAST:
+    if high["ties"] > TIED:
+        raised.append(f"{now['ties']:.0%} of the prompts are ties (over {TIED:.0%})")
+    if high["unreadable"] > UNREADABLE:
+        raised.append(f"{now['unreadable']:.0%} of the judgments cannot be read (over {UNREADABLE:.0%})")
+    if low["distinct"] < ALIKE * first.get("distinct", -math.inf):
+        fell = f"{first['distinct']:.0%} to {now['distinct']:.0%}"
+        raised.append(f"distinct completions fell from {fell} (under half)")
+    if low["judge_accuracy"] < JUDGE_LEAST:
         raised.append(
-            f"the judge orders {now.judge_accuracy:.0%} of the reference pairs right, unreadable answers counted as "
+            f"the judge orders {now['judge_accuracy']:.0%} of the reference pairs right, unreadable answers counted as "
             f"wrong (under {JUDGE_LEAST:.0%})"
         )
-    elif len(judges) == 2 and judges[1] < judges[0] - JUDGE_FALL:
+    elif low["judge_accuracy"] < before.get("judge_accuracy", -math.inf) - JUDGE_FALL:
+        fell = f"{before['judge_accuracy']:.0%} to {now['judge_accuracy']:.0%}"
+        raised.append(f"the judge fell from {fell} of the reference pairs (by over {JUDGE_FALL:.0%})")
+    if low["truth_agreement"] < JUDGE_LEAST:
         raised.append(
-            f"the judge fell from {judges[0]:.0%} to {judges[1]:.0%} of the reference pairs (by over {JUDGE_FALL:.0%})"
+            f"its scores order {now['truth_agreement']:.0%} of its completions as the truth does "
+            f"(under {JUDGE_LEAST:.0%})"
         )
-    if now.truth_agreement < JUDGE_LEAST:
-        raised.append(
-            f"its scores order {now.truth_agreement:.0%} of its completions as the truth does (under {JUDGE_LEAST:.0%})"
-        )
-    if now.anchor_agreement < AGREEMENT_LEAST:
-        raised.append(f"its scores agree with the anchor on {now.anchor_agreement:.0%} (under {AGREEMENT_LEAST:.0%})")
+    if low["anchor_agreement"] < AGREEMENT_LEAST:
+        agreed = f"{now['anchor_agreement']:.0%} (under {AGREEMENT_LEAST:.0%})"
+        raised.append(f"its scores agree with the anchor on {agreed}")
     return raised
 
 
-def collapse_verdict(
-    before: CollapseSignals, rounds: Sequence[CollapseSignals], raised: Sequence[str], eval_prompts: int
-) -> tuple[str, bool]:
-    """Where the loop stands, and whether it collapsed. Accuracy decides where it is known; else two signals do."""
-    known = [signals for signals in (before, *rounds) if not math.isnan(signals.accuracy)]
-    others = f"; {'; '.join(raised)}" if raised else "; no other signal of it"
+def collapse_verdict(accuracies: Sequence[float | None], raised: Sequence[str], eval_prompts: int) -> tuple[str, bool]:
+    """Where the loop stands, and whether it collapsed: by the accuracy before the first round and after each, where it
+    is known; else two signals decide."""
+    known = [(accuracy, number) for number, accuracy in enumerate(accuracies) if accuracy is not None]
     if not eval_prompts or len(known) < 2:
         if len(raised) > 1:
             return (f"COLLAPSE is likely, {len(raised)} signals: {'; '.join(raised)}", True)
         return (f"one signal to watch: {raised[0]}" if raised else "no signal of collapse", False)
-    best, last = max(known, key=lambda each: each.accuracy), known[-1]
-    if shares_apart(best.accuracy, last.accuracy, eval_prompts) > NOISE:
-        when = f"after round {best.number}" if best.number else "before the first round"
-        fell = f"held-out accuracy fell from {best.accuracy:.1%} {when} to {last.accuracy:.1%}"
-        return (f"COLLAPSE: {fell}; take the policy {when}{others}", True)
-    gain = shares_apart(last.accuracy, before.accuracy, eval_prompts)
-    change = f"held-out accuracy {before.accuracy:.1%} to {last.accuracy:.1%}"
-    what = "better by more than noise" if gain > NOISE else "no gain beyond noise"
-    watched = f"; to watch: {'; '.join(raised)}" if raised else "; no signal of collapse"
-    return (f"{change}, {what}{watched}", False)
+    (first, _), (last, _) = known[0], known[-1]
+    best, number = max(known, key=lambda measured: measured[0])
+    if shares_apart(best, last, eval_prompts) > NOISE:
+        when = f"after round {number}" if number else "before the first round"
+        others = "; ".join(raised) or "no other signal of it"
+        fell = f"held-out accuracy fell from {best:.1%} {when} to {last:.1%}"
+        return (f"COLLAPSE: {fell}; take the policy {when}; {others}", True)
+    what = "better by more than noise" if shares_apart(last, first, eval_prompts) > NOISE else "no gain beyond noise"
+    watched = f"to watch: {'; '.join(raised)}" if raised else "no signal of collapse"
+    return (f"held-out accuracy {first:.1%} to {last:.1%}, {what}; {watched}", False)
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -250,8 +246,8 @@ def _mean(values: Sequence[float]) -> float:
 class TeachSection(Section):
     """The first training: to answer."""
 
-    count: int = Field(1024, ge=0, le=MOST_ROWS, description="demonstrations of a task that keep it answering; 0: none")
-    share_worked: float = Field(0.35, ge=0, le=1, description="share of those that show their working")
+    count: amounts.CountOrNone = Field(1024, description="demonstrations of a task that keep it answering; 0: none")
+    share_worked: amounts.Share = Field(0.35, description="share of those that show their working")
     file: str = Field("", description="demonstrations of your own, with prompt and completion")
     train: Table = Field({}, description=f"settings of this first training: {TRAIN_KEYS}")
 
@@ -262,20 +258,22 @@ class SelfJudgeSection(Section):
     question: Literal["rubric", "short"] = Field(
         "rubric", description="how the policy is asked for a score: by a rubric of 0 to 5, or as the task teaches it"
     )
-    times: int = Field(3, ge=1, le=MOST_REPEATS, description="that each completion is judged; the mean counts")
+    times: amounts.Repeats = Field(3, description="that each completion is judged; the mean counts")
     temperature: Temperature = Field(0.7, description="sampling temperature of judging")
-    max_new_tokens: int = Field(200, ge=1, le=MOST_TOKENS, description="tokens of a judgment: a reason, then the score")
-    examples: int = Field(
-        512, ge=0, le=MOST_ROWS, description="prompts of a task whose completions teach judging; 0: it is not taught"
+    max_new_tokens: amounts.Tokens = Field(200, description="tokens of a judgment: a reason, then the score")
+    examples: amounts.CountOrNone = Field(
+        512, description="prompts of a task whose completions teach judging; 0: it is not taught"
     )
     file: str = Field("", description="demonstrations of judging of your own, whose completions end in 'Score: k'")
-    eval_prompts: int = Field(
-        64, ge=0, le=MOST_ROWS, description="held-out prompts of a task that the judge is evaluated on in every round"
+    eval_prompts: amounts.CountOrNone = Field(
+        64, description="held-out prompts of a task that the judge is evaluated on in every round"
     )
 
 
 class SelfExamplesEntry(StageEntry, kind="self_judging_examples", gives=("rows",), uses=("seed", "data")):
     """Examples of answering and of judging: a task's, and files of the user's."""
+
+    says: ClassVar[str] = "examples of answering and of judging"
 
     learns: ClassVar[bool] = True
 
@@ -284,38 +282,23 @@ class SelfExamplesEntry(StageEntry, kind="self_judging_examples", gives=("rows",
 
     def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
         files = {"teach": self.teach.file, "judge": self.judge.file}
-        return {key: composition.rows(self, f"{key}.file", file) for key, file in files.items() if file}
-
-    def about(self, settings: PipelineSettings, inputs: Inputs) -> str:
-        return "examples of answering and of judging"
+        rows = takes.InputRule(("rows",))
+        return {key: composition.find(self, f"{key}.file", file, rows) for key, file in files.items() if file}
 
     def work(self, run: StageWork) -> Mapping[str, Any]:
         from whet.data.prompts import demonstrations_from
         from whet.data.source import read_rows
-        from whet.data.tasks import demonstrations
-        from whet.data.tasks.contrast import reviewed_completions
 
-        def read(key: str) -> list[Row]:
-            rows = demonstrations_from(read_rows(run.location(key))) if key in run.inputs else []
-            return [{**prompt_row(row.prompt), "completion": row.completion} for row in rows]
-
-        seed = run.settings.seed + EXAMPLE_SEED
-        shown = task_rows(
-            run.settings,
-            self.teach.count,
-            lambda task, count, level: demonstrations(task, count, seed, level, self.teach.share_worked),
-        )
-        reviewed = task_rows(
-            run.settings,
-            self.judge.examples,
-            lambda task, count, level: reviewed_completions(task, "train", count, seed, level),
-        )
-        answering = [{**prompt_row(row.prompt), "completion": row.completion} for row in shown] + read("teach")
+        own = {key: demonstrations_from(read_rows(run.location(key))) for key in run.inputs}
+        answering = task_demonstrations(run.settings, self.teach.count, self.teach.share_worked)
         judging = [
-            judge_example(row.prompt, row.completion, row.quality, row.reason) for row in reviewed if row.is_plain
-        ] + read("judge")
-        rows = [{**row, "id": str(number)} for number, row in enumerate((*answering, *judging))]
-        run.write("rows", rows)
+            judge_example(row.prompt, row.completion, row.quality, row.reason)
+            for row in task_reviews(run.settings, self.judge.examples)
+            if row.is_plain
+        ]
+        answering += map(shown_row, own.get("teach", ()))
+        judging += map(shown_row, own.get("judge", ()))
+        run.write("rows", [{**row, "id": str(number)} for number, row in enumerate((*answering, *judging))])
         counts = {"answering": len(answering), "judging": len(judging)}
         return stage_result(f"{len(answering)} of answering and {len(judging)} of judging", counts=counts)
 
@@ -323,11 +306,8 @@ class SelfExamplesEntry(StageEntry, kind="self_judging_examples", gives=("rows",
 class SelfJudgingEntry(StageEntry, uses=("seed", "model", "sampling", "data", "eval")):
     """What every stage has in which a policy scores completions."""
 
-    model: str = Field("", description="the stage or model that judges; empty: the pipeline's model")
+    model: takes.Model = Field("", description="the stage or model that judges; empty: the pipeline's model")
     judge: SelfJudgeSection = Field(SelfJudgeSection(), description="how it is asked")
-
-    def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
-        return {"model": composition.model(self, "model", self.model)}
 
     def judgments(
         self, sampler: ModelSampler, asked: Sequence[tuple[Prompt, str]], seed: tuple[int, ...]
@@ -343,18 +323,10 @@ class SelfJudgingEntry(StageEntry, uses=("seed", "model", "sampling", "data", "e
 class SelfJudgeEvalEntry(SelfJudgingEntry, kind="self_judge_eval", gives=("metrics",)):
     """A policy as a judge of completions of known quality, the same in every round."""
 
-    def about(self, settings: PipelineSettings, inputs: Inputs) -> str:
-        return f"evaluate {inputs['model'].label} as a judge, on completions of known quality"
+    says: ClassVar[str] = "evaluate {model} as a judge, on completions of known quality"
 
     def work(self, run: StageWork) -> Mapping[str, Any]:
-        from whet.data.tasks.contrast import reviewed_completions
-
-        reviewed = task_rows(
-            run.settings,
-            self.judge.eval_prompts,
-            lambda task, count, level: reviewed_completions(task, "eval", count, EXAMPLE_SEED, level),
-        )
-        reviewed = [row for row in reviewed if row.is_plain]
+        reviewed = [row for row in task_reviews(run.settings, self.judge.eval_prompts, "eval") if row.is_plain]
         if not reviewed:
             return stage_result("the judge is not evaluated: the data has no completions of known quality")
 
@@ -393,8 +365,8 @@ class SelfScoring(Section):
 class SelfScoredPairsEntry(SelfJudgingEntry, SelfScoring, kind="self_scored_pairs", gives=("pairs",)):
     """A policy writes completions and scores each itself: the best against the worst, mixed with an anchor's scores."""
 
-    number: int = Field(1, ge=1, le=MOST_REPEATS, description="number of the round")
-    count: int = Field(1024, ge=1, le=MOST_ROWS, description="prompts of each round, never those of another")
+    number: amounts.Repeats = Field(1, description="number of the round")
+    count: amounts.Count = Field(1024, description="prompts of each round, never those of another")
 
     def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
         prompts = StageInput(source=composition.settings.data.source, count=len(self.asked(composition.settings)))
@@ -405,112 +377,81 @@ class SelfScoredPairsEntry(SelfJudgingEntry, SelfScoring, kind="self_scored_pair
         first = (self.number - 1) * self.count
         return training_prompts(sampling_config(settings, ""), first, self.count, "prompts_per_round or rounds")
 
-    def rewards(self, settings: PipelineSettings) -> Sequence[RewardSection]:
-        return (answer_reward(settings), self.anchor)
-
-    def about(self, settings: PipelineSettings, inputs: Inputs) -> str:
+    def about(self, run: StageWork) -> str:
         mixed = f", mixed with {self.anchor_weight:g} of the anchor's" if is_scored(self.anchor) else ""
         times = "once" if self.judge.times == 1 else f"{self.judge.times} times"
         written = f"{self.completions} completions to each of {self.count} new prompts"
-        return f"{inputs['model'].label} writes {written}, and scores each itself, {times}{mixed}"
+        return f"{run.labels['model']} writes {written}, and scores each itself, {times}{mixed}"
 
-    def cost(self, settings: PipelineSettings, inputs: Inputs) -> StageCost:
+    def cost(self, run: StageWork) -> StageCost:
         written = self.count * self.completions
-        tokens = written * (settings.sampling.max_new_tokens + self.judge.times * self.judge.max_new_tokens)
+        tokens = written * (run.settings.sampling.max_new_tokens + self.judge.times * self.judge.max_new_tokens)
         return StageCost(completions=written * (1 + self.judge.times), sampled_tokens=tokens)
 
     def work(self, run: StageWork) -> Mapping[str, Any]:
-        def rows_of(sampler: ModelSampler, chunk: int, prompts: Sequence[Prompt]) -> list[Row]:
-            return self.judged(run.settings, sampler, prompts, (run.settings.seed, self.number, chunk))
+        seed = (run.settings.seed, self.number)
+
+        def measure(chunk: WrittenChunk) -> dict[str, Sequence[Any]]:
+            asked = [(prompt, sample.completion) for prompt, sample in chunk.pairs]
+            judgments = self.judgments(chunk.sampler, asked, (*seed, chunk.number, 1))
+            nothing: list[list[float | None]] = [[] for _ in chunk.prompts]
+            return {
+                "judgments": chunk.by_prompt(judgments),
+                "truth": chunk.scores() if can_evaluate(run.settings) else nothing,
+                "anchor": chunk.scores(self.anchor) if is_scored(self.anchor) else nothing,
+            }
 
         config, size = (
             sampling_config(run.settings, run.model("model")),
             chunk_size(self.completions * self.judge.times),
         )
-        rows = sampled_rows(run.folder / JUDGED, config, self.asked(run.settings), size, rows_of)
+        prompts, file = self.asked(run.settings), run.folder / JUDGED
+        rows = completion_rows(file, config, prompts, self.completions, lambda chunk: (*seed, chunk, 0), measure, size)
         pairs, counts = self_scored_pairs(rows, self.anchor_weight if is_scored(self.anchor) else 0.0)
-        signals = collapse_signals(self.number, rows, counts["ties"])
+        signals = collapse_signals(rows, counts["ties"])
         summary = (
             f"{count_of(counts['ties'], 'prompt')} dropped where best and worst score the same; "
-            f"mean own score {percent(signals.own_score)}"
+            f"mean own score {percent(signals.get('own_score'))}"
         )
-        if "truth_agreement" in signals.known():
-            summary += f"; of right and wrong completions it orders {percent(signals.truth_agreement)} right"
-        stop = "" if pairs else "; ".join(warnings(None, signals, signals)) or "every pair is a tie"
-        return {**pairs_result(run, pairs, counts, summary, stop), "signals": signals.known()}
-
-    def judged(
-        self, settings: PipelineSettings, sampler: ModelSampler, prompts: Sequence[Prompt], seed: tuple[int, ...]
-    ) -> list[Row]:
-        """Rows of completions with the policy's own scores, the true ones and the anchor's."""
-        from whet.training.assembly.runtime import sampling_from
-
-        written = sampler.completions(prompts, self.completions, sampling_from(settings.sampling), (*seed, 0))
-        nothing: list[list[float | None]] = [[] for _ in prompts]
-        truth = sampler.scores(None, prompts, written) if can_evaluate(settings) else nothing
-        anchor = sampler.scores(self.anchor, prompts, written) if is_scored(self.anchor) else nothing
-        asked = [
-            (prompt, sample.completion) for prompt, samples in zip(prompts, written, strict=True) for sample in samples
-        ]
-        judgments = iter(self.judgments(sampler, asked, (*seed, 1)))
-        return [
-            {
-                **completion_row(prompt, samples),
-                "judgments": [next(judgments) for _ in samples],
-                "truth": true,
-                "anchor": anchored,
-            }
-            for prompt, samples, true, anchored in zip(prompts, written, truth, anchor, strict=True)
-        ]
+        if "truth_agreement" in signals:
+            summary += f"; of right and wrong completions it orders {percent(signals['truth_agreement'])} right"
+        stop = "" if pairs else "; ".join(warnings({}, signals, signals)) or "every pair is a tie"
+        return {**pairs_result(run, pairs, counts, summary, stop), "signals": signals}
 
 
 class CollapseEntry(SelfJudgeEvalEntry, kind="collapse"):
     """The signals of the rounds so far, and whether they add up to a collapse."""
 
-    pairs: tuple[str, ...] = Field(max_length=MOST_REPEATS, description="stages of kind self_scored_pairs, by round")
-    judges: tuple[str, ...] = Field(
+    pairs: Annotated[tuple[str, ...], takes.RESULT] = Field(
+        max_length=MOST_REPEATS, description="stages of kind self_scored_pairs, by round"
+    )
+    judges: Annotated[tuple[str, ...], takes.RESULT] = Field(
         max_length=MOST_REPEATS, description="the policy as a judge: before the first round, then each earlier collapse"
     )
-    evals: tuple[str, ...] = Field(
+    evals: Annotated[tuple[str, ...], takes.RESULT] = Field(
         (), max_length=MOST_REPEATS, description="evals before the first round and after each; empty: none"
     )
     stop: bool = Field(True, description="end the pipeline when a round is called a collapse")
 
-    def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
-        inputs = super().find_inputs(composition)
-        for key, names in (("pairs", self.pairs), ("judges", self.judges), ("evals", self.evals)):
-            inputs |= {name: composition.known_stage(self, key, name) for name in names}
-        return inputs
-
-    def about(self, settings: PipelineSettings, inputs: Inputs) -> str:
+    def about(self, run: StageWork) -> str:
         return f"check for collapse after round {len(self.pairs)}"
 
     def work(self, run: StageWork) -> Mapping[str, Any]:
         judge = super().work(run)
+        evals = [run.result(name) for name in self.evals]
+        rounds: list[dict[str, float]] = [{}, *(dict(run.result(name)["signals"]) for name in self.pairs)]
         judged = [*(run.result(name) for name in self.judges), judge]
-        measured: list[Mapping[str, Any] | None] = [run.result(name) for name in self.evals] or [None] * len(judged)
-        before, *rounds = (
-            _after_round(CollapseSignals(number, **signals), result, evaluated)
-            for number, (signals, result, evaluated) in enumerate(
-                zip([{}, *(run.result(name)["signals"] for name in self.pairs)], judged, measured, strict=True)
-            )
-        )
+        for signals, result, evaluated in zip(rounds, judged, evals or [judge] * len(judged), strict=True):
+            known = {**evaluated["metrics"], **result["metrics"]}
+            signals |= {name: known[name] for name in ("judge_accuracy", "accuracy") if name in known}
+        before, *rounds = rounds
         raised = warnings(before, rounds[0], rounds[-1])
-        words, is_collapse = collapse_verdict(
-            before, rounds, raised, int(measured[0]["eval_prompts"]) if measured[0] else 0
-        )
+        accuracies = [signals.get("accuracy") for signals in (before, *rounds)]
+        words, is_collapse = collapse_verdict(accuracies, raised, int(evals[0]["eval_prompts"]) if evals else 0)
         return stage_result(
             words,
-            {**rounds[-1].known(), **judge["metrics"]},
+            {**rounds[-1], **judge["metrics"]},
             {"signals_past_threshold": len(raised)},
             words if is_collapse and self.stop else "",
             warnings=raised,
         )
-
-
-def _after_round(
-    signals: CollapseSignals, judge: Mapping[str, Any], evaluated: Mapping[str, Any] | None
-) -> CollapseSignals:
-    """The signals of a round with what was measured after it."""
-    accuracy = evaluated["metrics"].get("accuracy", math.nan) if evaluated else math.nan
-    return replace(signals, judge_accuracy=judge["metrics"].get("judge_accuracy", math.nan), accuracy=accuracy)

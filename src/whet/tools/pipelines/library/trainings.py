@@ -8,22 +8,22 @@ arithmetic, not time: sampling is slower per token than scoring, and a shared pr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from whet.data.source import parse_source
 from whet.objective.presets import PRESETS
 from whet.record.metrics.intervals import share_interval
 from whet.record.text import memory_text, percent
 from whet.reward.sections import RewardPartSection, RewardSection
-from whet.settings.bounds import MOST_ROWS, MOST_SEED, MOST_STEPS
 from whet.settings.layers import merged
 from whet.settings.sections import Table
-from whet.tools.pipelines.library.entry import Composition, Inputs, Output, StageEntry, StageInput, StageWork
+from whet.tools.pipelines import amounts
+from whet.tools.pipelines.library import takes
+from whet.tools.pipelines.library.entry import Composition, StageEntry, StageInput, StageWork
 from whet.tools.pipelines.settings import TRAIN_KEYS, PipelineSettings, is_scored, own_data
 from whet.tools.pipelines.stages import StageCost, read_json_lines
 from whet.tools.pipelines.training import RUN, check_training, steps_for, train_run, trained_result, training_cost
@@ -33,7 +33,6 @@ from whet.types import WhetError
 
 TRAINED = 3.0  # forward passes that one of training costs
 DECIDED = ("method", "seed", "folder", "data")  # keys of a training that the stage itself decides
-Located = Callable[[str], str]  # an input -> the model, file or source behind it
 
 
 @dataclass(frozen=True)
@@ -54,23 +53,6 @@ class Passes:
         return " + ".join(f"{cost:g} {name}" for cost, name in parts if cost)
 
 
-def rl_passes(
-    *, reference: bool, critic: bool, reward_model: bool, updates: int = 1, epochs: int = 1, shared_trunk: bool = False
-) -> Passes:
-    """A completion of a policy that learns from it: written, read by each frozen model, learnt `epochs` times.
-
-    The policy reads it again before the first of several updates; a critic of its own reads it and learns too.
-    """
-    own_critic = critic and not shared_trunk
-    scored = float(reference) + float(reward_model) + float(updates > 1) + float(own_critic)
-    return Passes(1.0, scored, epochs * (1.0 + own_critic))
-
-
-def preference_passes(*, reference: bool) -> Passes:
-    """A chosen or rejected completion of the data: learnt, and read by the reference."""
-    return Passes(0.0, float(reference), 1.0)
-
-
 SELECTION = Passes(1.0, 1.0)  # one of n completions: written, and read by the reward model
 
 
@@ -86,20 +68,23 @@ def choices_within(budget: float, prompts: int, tokens: float, most: int) -> int
 
 
 def passes_of(config: Any) -> Passes:
-    """How often a sequence of this training passes through a model."""
+    """How often a sequence of this training passes through a model.
+
+    A completion of the data, of pairs, is read by the reference and learnt. One of a policy that learns from it is
+    written, read by each frozen model and learnt in every epoch; the policy reads it again before the first of several
+    updates; a critic of its own reads it and learns too.
+    """
     from whet.tools.planner.from_config import objective_needs
 
     needs = objective_needs(config)
+    reference = float("ref_logp" in needs)
     if isinstance(config, PreferenceConfig):
-        return preference_passes(reference="ref_logp" in needs)
-    return rl_passes(
-        reference="ref_logp" in needs,
-        critic="value" in needs,
-        reward_model=True,
-        updates=config.batch.updates_per_step * config.batch.epochs_per_batch,
-        epochs=config.batch.epochs_per_batch,
-        shared_trunk=config.trains_critic() and config.critic.trunk == "shared",
-    )
+        return Passes(0.0, reference, 1.0)
+    epochs = config.batch.epochs_per_batch
+    own_critic = "value" in needs and not (config.trains_critic() and config.critic.trunk == "shared")
+    reads_again = config.batch.updates_per_step * epochs > 1
+    reward_model = 1.0
+    return Passes(1.0, reference + reward_model + float(reads_again) + float(own_critic), epochs * (1.0 + own_critic))
 
 
 def memory_of(config: Any) -> str:
@@ -123,26 +108,30 @@ class TrainingEntry(StageEntry, gives=("model",), uses=("seed", "model")):
     unplanned: ClassVar[frozenset[str]] = frozenset({"steps of", "cost of", "lengths"})
     read_key: ClassVar[str] = "rows"  # what it learns from, among its inputs
 
-    start: str = Field("", description="the stage or model to start from; empty: the pipeline's model")
-    steps: int = Field(0, ge=0, le=MOST_STEPS, description="steps; 0: as many as `epochs` passes take")
-    epochs: float = Field(
-        1.0, ge=0, le=1000, description="passes over its rows or prompts; train.steps wins; 0: the method's own steps"
+    start: takes.Model = Field("", description="the stage or model to start from; empty: the pipeline's model")
+    steps: amounts.StepsOrNone = Field(0, description="steps; 0: as many as `epochs` passes take")
+    epochs: amounts.EpochsOrNone = Field(
+        1.0, description="passes over its rows or prompts; train.steps wins; 0: the method's own steps"
     )
-    steps_of: str = Field("", description="an earlier training: as many steps as that one took")
-    lengths: str = Field("", description="a stage of kind judged, whose completions say what a step of this costs")
-    cost_of: str = Field("", description="an earlier training with lengths: as many steps as cost what that one does")
-    most_epochs: float = Field(0.0, ge=0, le=1000, description="with cost_of: passes over its rows at most; 0: any")
+    steps_of: takes.OptionalResult = Field("", description="an earlier training: as many steps as that one took")
+    cost_of: takes.OptionalResult = Field(
+        "", description="an earlier training with lengths: as many steps as cost what that one does"
+    )
+    lengths: takes.OptionalResult = Field(
+        "", description="a stage of kind judged, whose completions say what a step of this costs"
+    )
+    most_epochs: amounts.EpochsOrNone = Field(0.0, description="with cost_of: passes over its rows at most; 0: any")
     train: Table = Field({}, description=f"settings of the training: {TRAIN_KEYS}")
 
     def method_name(self) -> str:
         """The method of `whet algorithms` that it trains by."""
         raise NotImplementedError
 
-    def data_of(self, settings: PipelineSettings, inputs: Inputs, located: Located) -> dict[str, Any]:
+    def data_of(self, run: StageWork) -> dict[str, Any]:
         """The data section of the training."""
         raise NotImplementedError
 
-    def more(self, settings: PipelineSettings, inputs: Inputs, located: Located) -> Mapping[str, Any]:
+    def more(self, run: StageWork) -> Mapping[str, Any]:
         """What this kind of training takes of the settings and of its other inputs; the user's keys win over it."""
         return {}
 
@@ -150,7 +139,7 @@ class TrainingEntry(StageEntry, gives=("model",), uses=("seed", "model")):
         """The seed of the training."""
         return settings.seed
 
-    def config(self, settings: PipelineSettings, inputs: Inputs, located: Located, steps: int = 0) -> dict[str, Any]:
+    def config(self, run: StageWork, steps: int = 0) -> dict[str, Any]:
         """The whole config: what all have, then the user's keys, then what the stage decides; 0 steps: the method's."""
         for key in DECIDED:
             if key in self.train:
@@ -158,56 +147,38 @@ class TrainingEntry(StageEntry, gives=("model",), uses=("seed", "model")):
         if isinstance(self.train.get("model"), Mapping) and "name" in self.train["model"]:
             raise WhetError(f"stage {self.name!r}: train.model.name is the stage's start; give that instead")
         base = {
-            "model": settings.model.model_dump(),
+            "model": run.settings.model.model_dump(),
             "eval": {"every": 0, "prompts": 0},
-            "report": {"save_every": settings.report.save_every, "keep_checkpoints": 1, "review_every": 0},
+            "report": {"save_every": run.settings.report.save_every, "keep_checkpoints": 1, "review_every": 0},
         }
         own = {
-            "seed": self.training_seed(settings),
-            "model": {"name": located("start")},
-            "data": self.data_of(settings, inputs, located),
+            "seed": self.training_seed(run.settings),
+            "model": {"name": run.located("start")},
+            "data": self.data_of(run),
             **({"steps": steps} if steps else {}),
         }
-        return merged(merged(merged(base, self.more(settings, inputs, located)), self.train), own)
+        return merged(merged(merged(base, self.more(run)), self.train), own)
 
-    def checked(self, settings: PipelineSettings, inputs: Inputs, located: Located | None = None) -> Any:
-        """The resolved config; without `located`, as far as it is known before anything runs."""
-
-        def planned(key: str) -> str:
-            if inputs[key].is_model:  # a model that is trained here has the shape of the pipeline's
-                return settings.model.name if key == "start" or inputs[key].stage else inputs[key].source
-            return inputs[key].source or "rows.jsonl"
-
-        values = self.config(settings, inputs, located or planned)
-        return check_training(self.method_name(), values, f"stage {self.name!r}: train")
+    def checked(self, run: StageWork) -> Any:
+        """The resolved config, before anything runs as far as it is known."""
+        return check_training(self.method_name(), self.config(run), f"stage {self.name!r}: train")
 
     def find_inputs(self, composition: Composition) -> dict[str, StageInput]:
         said = {"steps": self.steps, "train.steps": "steps" in self.train}
-        named = [key for key, value in {**said, "steps_of": self.steps_of, "cost_of": self.cost_of}.items() if value]
-        if len(named) > 1:
-            raise WhetError(f"stage {self.name!r}: {named[0]} and {named[1]} both say how long; give one")
-        inputs = {self.read_key: self.find_rows(composition), "start": composition.model(self, "start", self.start)}
-        inputs |= self.find_more(composition)
-        for key in ("steps_of", "cost_of", "lengths"):
-            if getattr(self, key):
-                inputs[key.replace("_", " ")] = composition.known_stage(self, key, getattr(self, key))
-        config, rows = self.checked(composition.settings, inputs), inputs[self.read_key]
-        if not rows.stage:
-            inputs[self.read_key] = replace(rows, count=num_rows(config))
+        asked = [key for key, value in {**said, "steps_of": self.steps_of, "cost_of": self.cost_of}.items() if value]
+        if len(asked) > 1:
+            raise WhetError(f"stage {self.name!r}: {asked[0]} and {asked[1]} both say how long; give one")
+        named = super().find_inputs(composition)
+        order = sorted(named, key=lambda key: (key != self.read_key, key != "start", key in TrainingEntry.unplanned))
+        inputs = {key: named[key] for key in order}
+        config = self.checked(StageWork(composition.settings, inputs))
+        if not inputs[self.read_key].stage:
+            inputs[self.read_key] = replace(inputs[self.read_key], count=num_rows(config))
         return inputs
 
-    def find_rows(self, composition: Composition) -> StageInput:
-        """What it learns from."""
-        raise NotImplementedError
-
-    def find_more(self, composition: Composition) -> dict[str, StageInput]:
-        """Its other inputs."""
-        return {}
-
-    def depends_on(self, settings: PipelineSettings, inputs: Inputs) -> dict[str, Any]:
-        rows = inputs[self.read_key]
-        read_as = self.data_of(settings, inputs, lambda key: inputs[key].source) if rows.source else {}
-        return {**super().depends_on(settings, inputs), "data": read_as}
+    def depends_on(self, run: StageWork) -> dict[str, Any]:
+        read_as = self.data_of(run) if run.inputs[self.read_key].source else {}
+        return {**super().depends_on(run), "data": read_as}
 
     def per_step(self, config: Any) -> int:
         """Rows or prompts of one step."""
@@ -223,8 +194,7 @@ class TrainingEntry(StageEntry, gives=("model",), uses=("seed", "model")):
         return steps_for(count, self.epochs, self.per_step(config)) if count else 0
 
     def work(self, run: StageWork) -> Mapping[str, Any]:
-        located = run.located
-        config = self.checked(run.settings, run.inputs, located)
+        config = self.checked(run)
         step_cost = self.step_cost(run, config) if self.lengths else 0.0
         if self.steps_of:
             steps = int(run.result("steps of")["steps"])
@@ -233,7 +203,7 @@ class TrainingEntry(StageEntry, gives=("model",), uses=("seed", "model")):
             steps = steps_within(run.result("cost of")["budget"], step_cost, most)
         else:
             steps = self.known_steps(config, 0) or self.known_steps(config, num_rows(config))
-        metrics = train_run(run.folder, self.method_name(), self.config(run.settings, run.inputs, located, steps))
+        metrics = train_run(run.folder, self.method_name(), self.config(run, steps))
         result = self.result(run, metrics)
         return {**result, **self.spending(run, config, result, steps, step_cost)} if self.lengths else result
 
@@ -261,11 +231,11 @@ class TrainingEntry(StageEntry, gives=("model",), uses=("seed", "model")):
         words = f"spent {percent(spent / budget)} of the budget ({passes_of(config)} per token)"
         return {"summary": f"{result['summary']}; {words}", "spent": spent, "budget": budget}
 
-    def about(self, settings: PipelineSettings, inputs: Inputs) -> str:
-        return f"{self.method_name()} on {inputs[self.read_key].label}; starts from {inputs['start'].label}"
+    def about(self, run: StageWork) -> str:
+        return f"{self.method_name()} on {run.labels[self.read_key]}; starts from {run.labels['start']}"
 
-    def cost(self, settings: PipelineSettings, inputs: Inputs) -> StageCost:
-        config, rows = self.checked(settings, inputs), inputs[self.read_key]
+    def cost(self, run: StageWork) -> StageCost:
+        config, rows = self.checked(run), run.inputs[self.read_key]
         steps = self.known_steps(config, rows.count)
         note = ""
         if self.steps_of or self.cost_of:
@@ -298,20 +268,6 @@ def training_seconds(config: Any, steps: int, room: Any = None) -> float | None:
     return plan.time.step * steps if plan is not None and plan.time.phases and steps else None
 
 
-def row_source(settings: PipelineSettings, found: StageInput, count: int, location: str) -> dict[str, Any]:
-    """The data section of a training that learns from these rows."""
-    source = parse_source(location)
-    data: dict[str, Any] = {"source": location}
-    if source.is_task:
-        data["difficulty"] = list(settings.data.difficulty)
-    if count:
-        data["count" if source.is_generated else "limit"] = count
-    if not found.stage and not source.is_generated:
-        own = settings.data
-        data |= {"columns": own.columns, "as_chat": own.as_chat, "unusable": own.unusable}
-    return data
-
-
 def num_rows(config: Config) -> int:
     """How many rows or prompts a training would learn from; they are read."""
     if isinstance(config, SFTConfig):
@@ -332,16 +288,21 @@ def num_rows(config: Config) -> int:
 class RowTraining(TrainingEntry):
     """A training on rows that are there before it starts."""
 
-    data: str = Field("", description="its rows: an earlier stage, a file, task:NAME or hub:owner/name")
-    rows: int = Field(0, ge=0, le=MOST_ROWS, description="how many a task writes, or of a file only the first; 0: all")
+    data: Annotated[str, takes.InputRule(("rows",), key="rows")] = Field(
+        "", description="its rows: an earlier stage, a file, task:NAME or hub:owner/name"
+    )
+    rows: amounts.CountOrNone = Field(0, description="how many a task writes, or of a file only the first; 0: all")
 
-    wanted: ClassVar[tuple[Output, ...]] = ("rows",)
+    def data_of(self, run: StageWork) -> dict[str, Any]:
+        return run.data("rows", self.rows)
 
-    def find_rows(self, composition: Composition) -> StageInput:
-        return composition.rows(self, "data", self.data, self.wanted)
 
-    def data_of(self, settings: PipelineSettings, inputs: Inputs, located: Located) -> dict[str, Any]:
-        return row_source(settings, inputs["rows"], self.rows, located("rows"))
+class PairTraining(RowTraining):
+    """A training on pairs of completions."""
+
+    data: Annotated[str, takes.InputRule(("pairs",), key="rows")] = Field(
+        "", description="its pairs: an earlier stage, a file, task:NAME or hub:owner/name"
+    )
 
 
 class SFTEntry(RowTraining, kind="sft"):
@@ -352,15 +313,12 @@ class SFTEntry(RowTraining, kind="sft"):
     def method_name(self) -> str:
         return SUPERVISED
 
-    def data_of(self, settings: PipelineSettings, inputs: Inputs, located: Located) -> dict[str, Any]:
-        data = super().data_of(settings, inputs, located)
-        return {**data, "every_completion": True} if self.every_completion else data
+    def data_of(self, run: StageWork) -> dict[str, Any]:
+        return {**super().data_of(run), **({"every_completion": True} if self.every_completion else {})}
 
 
-class PreferenceEntry(RowTraining, kind="preference"):
+class PreferenceEntry(PairTraining, kind="preference"):
     """A policy learns from pairs of completions."""
-
-    wanted: ClassVar[tuple[Output, ...]] = ("pairs",)
 
     method: str = Field("dpo", description="a preference method of `whet algorithms`")
 
@@ -376,7 +334,7 @@ class PreferenceEntry(RowTraining, kind="preference"):
         from whet.training.assembly.preference import preference_objective
 
         inputs = super().find_inputs(composition)
-        config = self.checked(composition.settings, inputs)
+        config = self.checked(StageWork(composition.settings, inputs))
         if config.preference.online or config.preference.labels:
             raise WhetError(f"stage {self.name!r}: train.preference: it learns from pairs; drop online and labels")
         is_soft = getattr(composition.entries.get(self.data), "soft_labels", False)
@@ -385,13 +343,13 @@ class PreferenceEntry(RowTraining, kind="preference"):
         return inputs
 
 
-class RewardModelEntry(RowTraining, kind="reward_model", gives=("reward_model",)):
+class RewardModelEntry(PairTraining, kind="reward_model", gives=("reward_model",)):
     """A model learns to score completions, from pairs; measured on held-out ones where they are given."""
 
-    wanted: ClassVar[tuple[Output, ...]] = ("pairs",)
-
-    held_out: str = Field("", description="pairs that it is measured on: an earlier stage or a file; empty: none")
-    seed_offset: int = Field(0, ge=0, le=MOST_SEED, description="added to the pipeline's seed")
+    held_out: takes.OptionalPairs = Field(
+        "", description="pairs that it is measured on: an earlier stage or a file; empty: none"
+    )
+    seed_offset: amounts.Seed = Field(0, description="added to the pipeline's seed")
 
     def method_name(self) -> str:
         return "rm"
@@ -399,11 +357,8 @@ class RewardModelEntry(RowTraining, kind="reward_model", gives=("reward_model",)
     def training_seed(self, settings: PipelineSettings) -> int:
         return settings.seed + self.seed_offset
 
-    def find_more(self, composition: Composition) -> dict[str, StageInput]:
-        return {"held out": composition.rows(self, "held_out", self.held_out, ("pairs",))} if self.held_out else {}
-
-    def more(self, settings: PipelineSettings, inputs: Inputs, located: Located) -> Mapping[str, Any]:
-        file = Path(located("held out")) if self.held_out else None
+    def more(self, run: StageWork) -> Mapping[str, Any]:
+        file = Path(run.location("held out")) if self.held_out else None
         is_empty = file is None or (file.is_file() and not file.stat().st_size)
         return {} if is_empty else {"eval": {"source": str(file), "prompts": EvalSection().prompts}}
 
@@ -429,9 +384,13 @@ class RLEntry(TrainingEntry, kind="rl"):
     read_key: ClassVar[str] = "prompts"
 
     method: str = Field("grpo", description="a policy method of `whet algorithms`")
-    prompts: str = Field("", description="an earlier stage, a file, task:NAME or hub:owner/name; empty: the pipeline's")
+    prompts: takes.Prompts = Field(
+        "", description="an earlier stage, a file, task:NAME or hub:owner/name; empty: the pipeline's"
+    )
     reward: RewardSection = Field(RewardSection(), description="what scores completions; empty: the pipeline's reward")
-    reward_model: str = Field("", description="a stage or folder of a reward model; see reward_model_rows")
+    reward_model: takes.OptionalRewardModel = Field(
+        "", description="a stage or folder of a reward model; see reward_model_rows"
+    )
     reward_model_weight: float = Field(1.0, ge=0, le=1e6, description="weight of its score")
     reward_model_rows: Literal["without_answer", "all"] = Field(
         "without_answer", description="prompts that it scores; all: also those with an answer, and no rule is needed"
@@ -442,24 +401,17 @@ class RLEntry(TrainingEntry, kind="rl"):
             raise WhetError(f"stage {self.name!r}: method {self.method!r} draws no completions; give a policy method")
         return self.method
 
-    def find_rows(self, composition: Composition) -> StageInput:
-        return composition.prompts(self, "prompts", self.prompts)
+    def data_of(self, run: StageWork) -> dict[str, Any]:
+        if self.prompts and self.prompts != run.settings.data.source:
+            return run.data("prompts")
+        return own_data(run.settings)
 
-    def find_more(self, composition: Composition) -> dict[str, StageInput]:
-        if not self.reward_model:
-            return {}
-        return {"reward model": composition.reward_model(self, "reward_model", self.reward_model)}
-
-    def data_of(self, settings: PipelineSettings, inputs: Inputs, located: Located) -> dict[str, Any]:
-        if self.prompts and self.prompts != settings.data.source:
-            return row_source(settings, inputs["prompts"], 0, located("prompts"))
-        return own_data(settings)
-
-    def more(self, settings: PipelineSettings, inputs: Inputs, located: Located) -> Mapping[str, Any]:
+    def more(self, run: StageWork) -> Mapping[str, Any]:
+        settings = run.settings
         evals: dict[str, Any] = {"every": 0, "prompts": 0}
         evals |= {key: value for key in ("source", "by") if (value := getattr(settings.eval, key))}
         values = {"sampling": settings.sampling.model_dump(), "sandbox": settings.sandbox.model_dump(), "eval": evals}
-        learned = located("reward model") if self.reward_model else ""
+        learned = run.located("reward model") if self.reward_model else ""
         if "reward" not in self.train:
             values["reward"] = self.scored_by(settings, learned)
         critic = self.train.get("critic") or {}
@@ -484,18 +436,17 @@ class RLEntry(TrainingEntry, kind="rl"):
         )
         return {**values, "parts": [*rules, model.model_dump(mode="json", exclude_defaults=True)]}
 
-    def depends_on(self, settings: PipelineSettings, inputs: Inputs) -> dict[str, Any]:
+    def depends_on(self, run: StageWork) -> dict[str, Any]:
         shared = ("sampling",) if is_scored(self.reward) else ("sampling", "reward")
-        values = {name: getattr(settings, name).model_dump(mode="json") for name in shared}
-        data = {"data": self.data_of(settings, inputs, lambda key: inputs[key].source or "rows.jsonl")}
-        return {**super().depends_on(settings, inputs), "shared": values, **data}
+        values = {name: getattr(run.settings, name).model_dump(mode="json") for name in shared}
+        return {**super().depends_on(run), "shared": values, "data": self.data_of(run)}
 
     def rewards(self, settings: PipelineSettings) -> Sequence[RewardSection]:
-        return (settings.reward, self.reward)
+        return [settings.reward, self.reward]
 
-    def about(self, settings: PipelineSettings, inputs: Inputs) -> str:
-        text = super().about(settings, inputs)
+    def about(self, run: StageWork) -> str:
+        text = super().about(run)
         if not self.reward_model:
             return text
         which = "completions" if self.reward_model_rows == "all" else "prompts without an answer"
-        return f"{text}; {which} are scored by {inputs['reward model'].label}"
+        return f"{text}; {which} are scored by {run.labels['reward model']}"
