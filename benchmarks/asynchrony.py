@@ -75,6 +75,7 @@ def summary(folder: Path) -> dict[str, Any]:
     rewards = [line["reward"]["total"] for line in steps]
     return {
         "step_s": median(seconds),
+        "mean_step_s": fmean(seconds),
         "tokens_per_s": sum(line["counts"]["tokens"] for line in timed) / sum(seconds),
         "versions_behind": mean("versions_behind"),
         "versions_behind_max": max(line["metrics"].get("versions_behind_max", 0.0) for line in steps),

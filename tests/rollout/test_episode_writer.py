@@ -167,19 +167,24 @@ def test_episodes_are_judged_while_a_step_is_trained():
         ahead.close()
 
 
-@pytest.mark.parametrize(("waits", "batches"), [(True, [[0], [1, 2, 3, 4, 5]]), (False, [[0], [1], [2, 3], [4, 5]])])
-def test_several_steps_wait_side_by_side_where_a_batch_mostly_waited(waits, batches):
+@pytest.mark.parametrize(
+    ("waited", "batches"),
+    [(60.0, [[0], [1, 2, 3, 4, 5]]), (0.0, [[0], [1], [2, 3], [4, 5]])],
+    ids=["slow environments", "quick ones"],
+)
+def test_several_steps_wait_side_by_side_where_batches_mostly_wait(waited, batches):
+    """After the first batch nothing more is played until the trainer waits for it, and then all that was asked for."""
     played, may_go = [], threading.Event()
 
     class Waiting:
         def play(self, prompts, tokens, count, sampling, seed, numbers, ended):
-            played.append([step * SPEC.num_prompts + position - SPEC.num_prompts for step, position in numbers])
+            played.append([(step - 1) * SPEC.num_prompts + position for step, position in numbers])
             may_go.wait(10)
             for episode in range(len(prompts) * count):
                 ended(episode, ())
 
         def take_notes(self):
-            return PlayNotes({"environment": 60.0 if waits else 0.0}, ("one",), {"failed_episodes": 1})
+            return PlayNotes({"environment": waited}, ("one",), {"failed_episodes": 1})
 
     lm = causal_lm(model_of("llama"))
     writer = EpisodeWriter(Waiting(), engine_on(lm), DATASET, SPEC, 11, lm.device)
@@ -189,7 +194,11 @@ def test_several_steps_wait_side_by_side_where_a_batch_mostly_waited(waits, batc
             while not number and not played:  # the first batch is on its way before more is asked for
                 time.sleep(0.01)
         may_go.set()
-        finished = 0
+        deadline, finished = time.monotonic() + 1, 0
+        while len(played) < (1 if waited else 4) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.1)
+        assert played == (batches[:1] if waited else batches)  # while a step is trained
         while finished < 6:
             finished += len(writer.advance())
     finally:

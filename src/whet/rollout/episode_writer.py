@@ -2,9 +2,10 @@
 
 Whatever plays episodes where each step waits for them plays them here: environments, tools, an agent's program. A batch
 is one step's groups. It is played by the newest weights there are when it begins, and newer ones wait until it has
-ended: an episode is written by one policy. Where a batch mostly waited for its environments, the next one is all that
-was asked for by then, so that the episodes of several steps wait side by side. On a CUDA device the thread has a stream
-of its own, so that the device computes for the writer and the trainer side by side.
+ended: an episode is written by one policy. Where batches mostly wait for their environments, longer than a step takes,
+the next one begins when the trainer has nothing left to train on, and is all that was asked for by then: the episodes
+of several steps wait side by side. On a CUDA device the thread has a stream of its own, so that the device computes for
+the writer and the trainer side by side.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from whet.threads import Thread
 from whet.types import Sample
 
 MOMENT = 0.05  # seconds that `advance` waits for a group
-MOSTLY = 0.5  # of a batch's time, spent in waiting for environments: then several steps wait together
+MOSTLY = 0.5  # of a batch's time, spent in waiting for environments
+LONGER = 2.0  # times a step of the trainer's, that a batch waits: then several steps wait together
 LONGEST_END = 60.0  # seconds that the end of a run waits for the thread: until an episode ends
 
 
@@ -53,7 +55,9 @@ class EpisodeWriter:
         self._weights: tuple[Mapping[str, Any], int] | None = None  # the newest that the engine does not have yet
         self._is_closing = False
         self._idle = 0.0
-        self._waits = False  # whether the last batch mostly waited for its environments
+        self._waits = False  # whether batches mostly wait for their environments
+        self._is_awaited, self._awaited = False, 0.0  # whether the trainer waits for groups, and seconds of this batch
+        self._ended = time.monotonic()  # the batch before
         self._waited = 0.0  # seconds, in this batch
         self._notes: list[PlayNotes] = []
         self._results: queue.SimpleQueue[tuple[int, list[Sample]] | BaseException] = queue.SimpleQueue()
@@ -91,6 +95,9 @@ class EpisodeWriter:
         try:
             return [self._read(self._results.get(timeout=MOMENT)), *self.finished()]
         except queue.Empty:
+            with self._changed:
+                self._is_awaited, self._awaited = True, self._awaited + MOMENT
+                self._changed.notify()
             return []
 
     @staticmethod
@@ -130,7 +137,7 @@ class EpisodeWriter:
         """Wait for the groups of the next batch, and give the engine the newest weights; None: it is over."""
         began = time.monotonic()
         with self._changed:
-            self._changed.wait_for(lambda: self._asked or self._is_closing)
+            self._changed.wait_for(lambda: self._is_closing or (self._asked and (self._is_awaited or not self._waits)))
             self._idle += time.monotonic() - began
             steps = [number // self._spec.num_prompts for number, _ in self._asked]
             is_next = [self._waits or step == min(steps) for step in steps]
@@ -173,7 +180,11 @@ class EpisodeWriter:
             ended=hear,
         )
         self._note()
-        self._waits, self._waited = self._waited > MOSTLY * (time.monotonic() - began), 0.0
+        now, num_steps = time.monotonic(), len({number // spec.num_prompts for number, _ in groups})
+        with self._changed:
+            training = max(0.0, now - self._ended - self._awaited) / num_steps
+            self._waits = self._waited > max(MOSTLY * (now - began), LONGER * training)
+            self._ended, self._waited, self._is_awaited, self._awaited = now, 0.0, False, 0.0
 
     def _note(self) -> None:
         """Take down what happened, before the group that it belongs to is handed out."""
