@@ -17,8 +17,10 @@ from whet.rollout.collect import (
     RolloutCollector,
     RolloutSpec,
     balanced,
+    draw_and_score,
     draw_batch,
 )
+from whet.rollout.episode_runner import PlayNotes
 from whet.rollout.prompt_order import SELDOM, PromptOrder, visit_share
 from whet.training.step_metrics import group_staleness
 from whet.types import Group, Prompt, Sample, Sampling, StopReason, Support, by_episode
@@ -399,3 +401,32 @@ def test_waiting_for_environments_is_not_counted_as_writing_too(monkeypatch):
     monkeypatch.setattr(collector._runner, "take_notes", lambda: replace(notes, seconds={"environment": 100.0}))
     seconds = collector.collect(0.0).seconds
     assert seconds["environment"] == 100.0 and -100.0 < seconds["rollout"] < -50.0
+
+
+def test_what_is_drawn_outside_of_training_is_judged_as_it_ends():
+    heard = []
+
+    class Writes:
+        def play(self, prompts, tokens, count, sampling, seed, numbers, ended=None):
+            samples = [[object() for _ in range(count)] for _ in prompts]
+            for number, sample in enumerate(sample for group in samples for sample in group):
+                ended(number, (sample,))
+            return samples
+
+        def take_notes(self):
+            return PlayNotes()
+
+    class Judge:
+        class ahead:
+            @staticmethod
+            def begin(prompts):
+                return lambda number, samples: heard.append((prompts[number].id, *samples))
+
+        def __call__(self, prompts, samples):
+            assert heard == [(prompt.id, sample) for prompt, sample in zip(prompts, samples, strict=True)]
+            return samples
+
+    asked = [Prompt(name, ()) for name in "ab"]
+    groups = draw_and_score(Writes(), asked, [(1,), (2,)], 2, Sampling(4), (0,), Judge())
+    assert [group.prompt.id for group in groups] == ["a", "b"] and [len(group.samples) for group in groups] == [2, 2]
+    assert [name for name, _ in heard] == ["a", "a", "b", "b"]

@@ -167,6 +167,17 @@ def test_episodes_are_judged_while_a_step_is_trained():
         ahead.close()
 
 
+def test_notes_of_several_players_are_one():
+    notes = [
+        PlayNotes({"agent": 2.0}, ("a",) * 15, {"failed": 1}),
+        PlayNotes({"agent": 3.0}, ("b",) * 15, {"failed": 2}),
+    ]
+    joined = PlayNotes.joined(notes)
+    assert joined.seconds == {"agent": 5.0} and joined.counts == {"failed": 5}
+    assert joined.failures == ("a",) * 15 + ("b",) * 5  # as many in words as one player keeps
+    assert PlayNotes.joined(notes, seconds=max).seconds == {"agent": 3.0} and PlayNotes.joined([]) == PlayNotes()
+
+
 @pytest.mark.parametrize(
     ("waited", "batches"),
     [(60.0, [[0], [1, 2, 3, 4, 5]]), (0.0, [[0], [1], [2, 3], [4, 5]])],

@@ -11,6 +11,7 @@ from typing import Protocol
 from whet.types import Prompt, Sample, Sampling
 
 logger = logging.getLogger(__name__)
+MOST_FAILURES = 20  # failures in words that are kept for the report
 MOST_LINES = 3  # failures of an evaluation that are told in words
 
 
@@ -28,7 +29,7 @@ class PlayNotes:
         names = sorted({name for note in notes for name in note.seconds})
         return cls(
             {name: seconds([note.seconds.get(name, 0.0) for note in notes]) for name in names},
-            tuple(failure for note in notes for failure in note.failures),
+            tuple(failure for note in notes for failure in note.failures)[:MOST_FAILURES],
             dict(sum((Counter(note.counts) for note in notes), Counter())),
         )
 

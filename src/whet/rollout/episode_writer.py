@@ -28,7 +28,9 @@ from whet.types import Sample
 
 MOMENT = 0.05  # seconds that `advance` waits for a group
 MOSTLY = 0.5  # of a batch's time, spent in waiting for environments
-LONGER = 2.0  # times a step of the trainer's, that a batch waits: then several steps wait together
+# Times a step of the trainer's that a batch waits: from there on two steps that wait together save more than the
+# trainer's steps behind the writing, which then stand beside nothing: wait / 2 + step < wait.
+LONGER = 2.0
 LONGEST_END = 60.0  # seconds that the end of a run waits for the thread: until an episode ends
 
 

@@ -39,7 +39,7 @@ from whet.registry import error_text
 from whet.rollout.answers import BadAnswer, initial_observation_of, reward_of, step_result_of
 from whet.rollout.branching import Branching, TurnReplay, shared_out, twin_of
 from whet.rollout.call_pool import CallBundle, CallPool, DrivenCall
-from whet.rollout.episode_runner import EpisodeEnded, PlayNotes
+from whet.rollout.episode_runner import MOST_FAILURES, EpisodeEnded, PlayNotes
 from whet.rollout.expert_log import joined_experts
 from whet.rollout.scheduler import joined_support
 from whet.rollout.seed import request_seed
@@ -63,7 +63,6 @@ from whet.types import (
 WAIT_SECONDS, WAIT_SHARE = 0.25, 0.05  # waiting that is next to nothing: so much, and this share of the time written
 PIECE = 128  # turns that ended together, whose answers are asked for and read before the next
 SPREAD_SECONDS = 0.002  # after which environments that are asked together are asked side by side
-MOST_FAILURES = 20  # failures in words that are kept for the report
 
 
 @dataclass(frozen=True)

@@ -33,14 +33,13 @@ from whet.envs.serve.programs import (
 )
 from whet.envs.serve.request_queue import RequestQueue
 from whet.protocols import Engine
-from whet.rollout.episode_runner import EpisodeEnded, PlayNotes
+from whet.rollout.episode_runner import MOST_FAILURES, EpisodeEnded, PlayNotes
 from whet.types import Prompt, Sample, Sampling, StopReason, WhetError
 
 AT_ONCE = 16  # programs
 GRACE = 1.0  # seconds that the engine waits for a program never found slow, between two calls
 MOST_WAITED, WAITED_SHARE = 2.0, 0.1  # seconds, and of the time spent writing: what waiting may cost in all
 FIRST_GRACE = 30.0  # and before its first call: it has to be started
-MOST_FAILURES = 20  # failures in words that are kept for the report
 HOPELESS = 8  # programs that fail before one has worked: the command is wrong
 REPORT = 'print {"reward": 0.5} as the last line of its output, or {"reward": null} for an episode without one'
 LONGEST_VARIABLE = 100_000  # bytes; the system refuses longer ones

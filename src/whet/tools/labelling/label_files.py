@@ -225,15 +225,14 @@ def _completed(
             hear(number, (whole[number],))
 
     asked = [request for _, _, request in requests]
-    stream = stream_of(completer.engine)
     if not asked:
         return [], []
-    if stream is not None and hear is not None:
+    stream = stream_of(completer.engine)
+    if stream is not None:
         continuations = stream(asked, completer.sampling, ended)
     else:
         continuations = completer.engine.generate(asked, completer.sampling)
-    for number, sample in enumerate(continuations):
-        if number not in whole:
+        for number, sample in enumerate(continuations):
             ended(number, sample)
     return continuations, [whole[number] for number in range(len(asked))]
 
