@@ -173,7 +173,7 @@ def test_notes_of_several_players_are_one():
         PlayNotes({"agent": 3.0}, ("b",) * 15, {"failed": 2}),
     ]
     joined = PlayNotes.joined(notes)
-    assert joined.seconds == {"agent": 5.0} and joined.counts == {"failed": 5}
+    assert joined.seconds == {"agent": 5.0} and joined.counts == {"failed": 3}
     assert joined.failures == ("a",) * 15 + ("b",) * 5  # as many in words as one player keeps
     assert PlayNotes.joined(notes, seconds=max).seconds == {"agent": 3.0} and PlayNotes.joined([]) == PlayNotes()
 
