@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from results_file import ROOT, add_results_flag, write_results
+from results_file import ROOT, add_results_flag, child_environment, write_results
 
 ENVIRONMENT, TURNS = f"{ROOT / 'benchmarks' / 'sides' / 'slow_environment.py'}:SlowEnvironment", 3
 WARM_UP = 2  # steps whose times do not count: processes start, kernels compile
@@ -52,7 +52,7 @@ def one_run(options: argparse.Namespace, lag: int, latency: float | None, folder
     words += ["--env", ENVIRONMENT] if latency is not None else []
     for name, value in settings.items():
         words += ["--set", f"{name}={value}"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    environment = child_environment()
     began, load = time.monotonic(), os.getloadavg()[0]
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=options.timeout)
     if done.returncode:

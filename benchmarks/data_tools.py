@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from results_file import ROOT, add_results_flag, write_results
+from results_file import add_results_flag, child_environment, write_results
 
 NAMES = ("Ana", "Ben", "Chen", "Dora", "Eli", "Fatma", "Gus", "Hana", "Ivo", "Jun", "Kofi", "Lena", "Milo", "Nora")
 THINGS = ("apples", "books", "coins", "pencils", "stamps", "shells", "ropes", "cards", "tiles", "candles", "ribbons")
@@ -78,7 +78,7 @@ def write_labels(path: Path, rows: int, seed: int) -> None:
 
 def measured(command: list[str], folder: Path) -> dict[str, Any]:
     """Wall seconds and peak memory of one command."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    environment = child_environment(OMP_NUM_THREADS="1")
     start = time.perf_counter()
     process = subprocess.Popen(
         [sys.executable, "-m", "whet", "data", *command, "--json"],

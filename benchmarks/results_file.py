@@ -33,6 +33,12 @@ CORE = ("data", "model", "objective", "record", "reward", "rollout", "settings",
 PAGES = (":!results", ":!docs", ":!*.md")
 
 
+def child_environment(**variables: str) -> dict[str, str]:
+    """The environment of a process that runs this tree's whet, with the packages that this one has."""
+    paths = [str(PACKAGE.parent), *filter(None, sys.path[1:])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **variables}
+
+
 def add_results_flag(parser: Any, name: str) -> None:
     """`--results` writes results/NAME.json; the plain flag takes the script's own name, which the pages quote."""
     parser.add_argument(

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import lzma
-import os
 import shutil
 import signal
 import subprocess
@@ -24,7 +23,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-SOURCE = Path(__file__).resolve().parents[1] / "src"
+from results_file import child_environment
+
 ARCHIVES = Path(__file__).resolve().parent / "runs"
 DIGITS = 5  # of a number in an archive
 # of a line of metrics.jsonl: computed anew, or many and read by nobody
@@ -86,7 +86,7 @@ def make_runs(
 def started(plan: PlannedRun, folder: Path) -> subprocess.Popen[bytes]:
     """The process of one run, which writes its own record."""
     (folder / f"{plan.name}.plan").write_text(json.dumps(asdict(plan)), "utf-8")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SOURCE), *filter(None, sys.path[1:])])}
+    environment = child_environment()
     command = [sys.executable, str(Path(__file__).resolve()), str(folder / f"{plan.name}.plan")]
     with (folder / f"{plan.name}.log").open("wb") as log:
         return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)

@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from results_file import ROOT, add_results_flag, write_results
+from results_file import add_results_flag, child_environment, write_results
 
 WARM_UP = 3  # steps whose times do not count: processes start, and the reward is seen to wait
 REWARD = """
@@ -68,7 +68,7 @@ def one_run(options: argparse.Namespace, staleness: int, seconds: float, folder:
     words += ["--folder", str(folder / "run"), "--reward", f"{reward}:slow"]
     for name, value in settings.items():
         words += ["--set", f"{name}={value}"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "SLOW_REWARD": repr(seconds)}
+    environment = child_environment(SLOW_REWARD=repr(seconds))
     environment |= {"SLOW_REWARD_COMPUTES": str(int(options.computes)), "SLOW_REWARD_AHEAD": str(int(ahead))}
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=options.timeout)
     if done.returncode:
