@@ -122,13 +122,14 @@ def test_sample_inverts_the_cumulative_distribution(dtype, kind):
     sampling = Sampling(keeps_support=True, **SAMPLINGS[kind])
     logits = 3 * noise(64, 9001, dtype=dtype)
     uniform = torch.rand(64, device="cuda", generator=torch.Generator(device="cuda").manual_seed(5))
-    token, logp = torch.full((64,), -1, device="cuda"), torch.zeros(64, device="cuda")
+    log, drawn = open_log(64, 80), torch.arange(64, device="cuda")
+    log._cursor += drawn
     ring = decode_kernels.SupportRing(
         torch.full((64, 4, 4096), -1, dtype=torch.int32, device="cuda"),
         torch.zeros(64, 4, dtype=torch.int32, device="cuda"),
     )
-    drawn = torch.arange(64, device="cuda")
-    decode_kernels.sample(logits, uniform, sampling, token, logp, ring if sampling.truncates else None, drawn)
+    decode_kernels.sample(logits, uniform, sampling, log.state, ring if sampling.truncates else None)
+    token, logp = log.last.clone(), log._logp[log._base + drawn]
     expected = draw(logits, uniform, sampling)
     same = token == expected.token
     assert same.sum() >= 62  # float noise may tip a draw over
@@ -140,11 +141,49 @@ def test_sample_inverts_the_cumulative_distribution(dtype, kind):
             ids = ring.ids[row, row % 4, : ring.counts[row, row % 4]].tolist()
             equal += ids == kept[row].nonzero()[:, 0].tolist()
         assert equal >= 62
-    decode_kernels.sample(logits, torch.ones_like(uniform), sampling, token, logp)
-    assert logp.isfinite().all() and ((token >= 0) & (token < 9001)).all()
+    decode_kernels.sample(logits, torch.ones_like(uniform), sampling, log.state)
+    assert log._logp.isfinite().all() and ((log.last >= 0) & (log.last < 9001)).all()
     # weights that have diverged must not end in an index out of bounds
-    decode_kernels.sample(torch.full_like(logits, float("nan")), uniform, sampling, token, logp)
-    assert ((token >= 0) & (token < 9001)).all()
+    decode_kernels.sample(torch.full_like(logits, float("nan")), uniform, sampling, log.state)
+    assert ((log.last >= 0) & (log.last < 9001)).all()
+
+
+def open_log(rows, budget, ends=()):
+    """Rows that have just begun, with different budgets."""
+    from whet.rollout.scheduler import TokenLog
+
+    log = TokenLog(rows, budget, torch.tensor(ends, dtype=torch.long), torch.device("cuda"))
+    streams = torch.rand(rows, budget, device="cuda", generator=torch.Generator(device="cuda").manual_seed(1))
+    log.open(torch.arange(rows, device="cuda"), streams, budget - torch.arange(rows, device="cuda") % 5)
+    return log
+
+
+@pytest.mark.parametrize("ends", [(), (3,), (5, 11)])
+def test_a_step_notes_what_it_draws_as_the_log_does(ends):
+    from whet.model import decode_kernels
+    from whet.rollout.sampling import draw
+    from whet.types import Sampling
+
+    ours, theirs, sampling, width, active = open_log(40, 12, ends), open_log(40, 12, ends), Sampling(), 24, 33
+    embedding, rows = noise(13, width, dtype=torch.bfloat16), slice(0, active)
+    starts, read = torch.arange(40, device="cuda") * 3, torch.arange(40, device="cuda") % 4
+    logits = noise(active, 13)
+    for step in range(14):
+        position, written = (torch.empty(active, dtype=torch.long, device="cuda") for _ in range(2))
+        uniform, residual = torch.empty(active, device="cuda"), torch.empty(active, width, device="cuda")
+        decode_kernels.begin(ours.state, starts, read, embedding, 110, (position, written, uniform, residual))
+        place = (read[rows] + theirs.counts(active) - 1).masked_fill(theirs.done[rows], -1)
+        assert torch.equal(written, place) and torch.equal(position, (starts[rows] + place).clamp(0, 109))
+        assert torch.equal(uniform, theirs.uniform(rows))
+        assert torch.equal(residual, embedding[theirs.last[rows]].float())
+        logits = logits.roll(step, 0)
+        decode_kernels.sample(logits, uniform, sampling, ours.state)
+        theirs.record(rows, draw(logits, uniform, sampling))
+        for mine, other in zip(ours.moving, theirs.moving, strict=True):
+            assert torch.equal(mine, other)
+        assert torch.equal(ours._tokens, theirs._tokens)
+        torch.testing.assert_close(ours._logp, theirs._logp, rtol=1e-5, atol=1e-5)
+    assert theirs.done[rows].all() and not theirs.done[active:].any()
 
 
 def tiny(kind, **changes):

@@ -67,6 +67,27 @@ def test_gates(precision, monkeypatch):
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "olmo2"])
+def test_merged_adapters_are_rounded_at_random_and_right_on_average():
+    from whet.model import layer_kernels
+
+    whole, down = noise(200, 96 + 24).bfloat16(), (noise(24, 96, seed=1) * 1e-3).bfloat16()
+    base, up = whole[:, :96], whole[:, 96:]
+    exact = base.double() + up.double() @ down.double()
+    drawn = torch.empty(300, 200, 96, dtype=torch.bfloat16, device="cuda")
+    for seed, out in enumerate(drawn):
+        layer_kernels.merged(whole, up, down, seed, out)
+    again = torch.empty_like(drawn[0])
+    layer_kernels.merged(whole, up, down, 0, again)
+    assert torch.equal(again, drawn[0]) and not torch.equal(drawn[0], drawn[1])
+    step = exact.abs() * 2**-7  # the most that two neighbours in bfloat16 are apart
+    error = (drawn.double() - exact) / step.clamp(min=1e-9)
+    assert float(error.abs().max()) <= 1 + 1e-3
+    assert float(error.mean(0).abs().mean()) < 0.04 and abs(float(error.mean())) < 0.002
+    whole[0, :96] = float("inf")
+    layer_kernels.merged(whole, up, down, 0, again)
+    assert bool(again[0].isinf().all()) and bool(again[1:].isfinite().all())
+
+
 @pytest.mark.parametrize("precision", DTYPES)
 @pytest.mark.parametrize("recompute", ["none", "wide", "layers"])
 def test_trunk(family, precision, recompute):

@@ -75,10 +75,23 @@ def attention(qkv, rows, heads, prompts, own, shares, out):
         out[row] = mixed.flatten()
 
 
-def sample(logits, uniform, sampling, token, logp, ring=None, count=None):
-    drawn = draw(logits, uniform, sampling)
-    token.copy_(drawn.token)
-    logp.copy_(drawn.logp)
+def begin(rows, starts, read, embedding, context, out):
+    position, written, uniform, residual = out
+    here = slice(0, len(residual))
+    written.copy_(read[here] + rows.cursor[here] - rows.first[here] - 1).masked_fill_(rows.done[here], -1)
+    position.copy_((starts[here] + written).clamp_(0, context - 1))
+    uniform.copy_(rows.random[rows.cursor[here]])
+    residual.copy_(embedding[rows.last[here]])
+
+
+def sample(logits, uniform, sampling, rows, ring=None):
+    drawn, here = draw(logits, uniform, sampling), slice(0, len(logits))
+    cursor, done = rows.cursor[here], rows.done[here]
+    count = cursor - rows.first[here]
+    rows.tokens[cursor], rows.logp[cursor], rows.last[here] = drawn.token, drawn.logp, drawn.token
+    ended = (cursor >= rows.final[here]) | (drawn.token[:, None] == rows.ends).any(-1)
+    cursor += ~done
+    done |= ended
     if ring is not None:
         kept = kept_tokens(logits.float() / sampling.temperature, sampling)
         for row, place in enumerate((count % ring.ids.shape[1]).tolist()):
@@ -100,6 +113,7 @@ def no_device(monkeypatch):
         SupportRing=fields("ids", "counts"),
         prompt_shares=lambda *_: None,
         attention=attention,
+        begin=begin,
         sample=sample,
     )
     for name, module in (
@@ -113,7 +127,7 @@ def no_device(monkeypatch):
         key = (self._active, self._parts)
         if key not in self._graphs:
             self._graphs[key] = (None, workspace(self._weights, *key))
-        return SimpleNamespace(replay=lambda: self._step(self._active, self._graphs[key][1]))
+        return SimpleNamespace(replay=lambda: self._step(self._graphs[key][1]))
 
     monkeypatch.setattr(GraphBackend, "_graph", graph)
     monkeypatch.setattr(GraphBackend, "_kept_bytes", 1 << 34)

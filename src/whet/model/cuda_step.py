@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from whet.model.decode_state import TokenRows
 from whet.model.fused_weights import DecodeWeights, GroupFactors
 from whet.model.norms import enter_in_place, leave_in_place, norm_whole_heads
 
@@ -38,6 +39,9 @@ class Caches:
 class Workspace:
     """What a step writes on its way, for B rows. What goes into a product has columns more where adapters are apart."""
 
+    position: Tensor  # int64 [B], of the newest token
+    written: Tensor  # int64 [B], its place in the own cache; -1: nothing is kept of it
+    uniform: Tensor  # float32 [B], the random number that draws the next one
     residual: Tensor  # float32 [B, W]
     normed: Tensor  # [B, W]
     qkv: Tensor
@@ -76,6 +80,9 @@ def workspace(weights: DecodeWeights, rows: int, parts: int) -> Workspace:
         top, mass = (torch.zeros(parts, rows, heads, device=device) for _ in range(2))
         shares = (top, mass, torch.zeros(parts, rows, heads, size, device=device))
     return Workspace(
+        position=empty(kind=torch.long),
+        written=empty(kind=torch.long),
+        uniform=empty(kind=torch.float32),
         residual=empty(sizes.width, kind=torch.float32),
         normed=empty(sizes.width + ranks(0, 2)),
         qkv=empty((heads + 2 * sizes.num_key_heads) * size),
@@ -90,16 +97,12 @@ def workspace(weights: DecodeWeights, rows: int, parts: int) -> Workspace:
 
 
 def decode_step(
-    weights: DecodeWeights,
-    caches: Caches,
-    work: Workspace,
-    token: Tensor,
-    position: Tensor,
-    written: Tensor,
+    weights: DecodeWeights, caches: Caches, work: Workspace, rows: TokenRows, starts: Tensor, read: Tensor
 ) -> Tensor:
-    """Logits [B, V] behind `token` [B]; its keys and values go to slot `written` [B] of each row's own cache.
+    """Logits [B, V] behind each row's newest token, whose keys and values go to the row's own cache.
 
-    A row whose `written` is -1 reads and keeps nothing of its own: its logits mean nothing.
+    `starts` [B] are the lengths of the rows' prompts, `read` [B] the own tokens that earlier turns left. A row that is
+    done reads and keeps nothing of its own: its logits mean nothing.
     """
     from whet.model import decode_kernels, layer_kernels
 
@@ -108,7 +111,8 @@ def decode_step(
     opened = work.opened[:, : sizes.inner]
     shares = None if work.shares is None else decode_kernels.PromptShares(*work.shares)
 
-    work.residual.copy_(weights.embedding[token])
+    place, context = (work.position, work.written), len(caches.tables[0])
+    decode_kernels.begin(rows, starts, read, weights.embedding, context, (*place, work.uniform, work.residual))
     added: Tensor | None = None
     for number, block in enumerate(weights.blocks):
         enter_in_place(work.residual, added, block.before_attention, sizes.epsilon, normed)
@@ -129,9 +133,9 @@ def decode_step(
             caches.prompt_k[number], caches.prompt_v[number], caches.lengths, caches.members, caches.slot
         )
         if shares is not None:
-            decode_kernels.prompt_shares(work.qkv, position, heads, prompts, shares)
+            decode_kernels.prompt_shares(work.qkv, work.position, heads, prompts, shares)
         own = (caches.own_k[number], caches.own_v[number])
-        decode_kernels.attention(work.qkv, (position, written), heads, prompts, own, shares, mixed)
+        decode_kernels.attention(work.qkv, place, heads, prompts, own, shares, mixed)
         torch.mm(_continued(work.mixed, mixed.shape[1], leaving), block.output.t(), out=work.added)
         leave_in_place(work.added, block.after_attention, sizes.epsilon)
         enter_in_place(work.residual, work.added, block.before_mlp, sizes.epsilon, normed)

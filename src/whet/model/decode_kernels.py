@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from whet.model.decode_state import TokenRows
+from whet.model.layer_kernels import launching
 from whet.types import Sampling
 
 BLOCK = 4096  # of the vocabulary, in one pass of a program over its row
@@ -72,8 +74,10 @@ def _prompt_part(  # type: ignore[no-untyped-def]
     qkv, cosine, sine, position, q_norm, prompt_k, prompt_v, lengths, members, top, total, partial,
     batch, longest, num_members, parts, scale, epsilon,
     heads: tl.constexpr, key_heads: tl.constexpr, size: tl.constexpr, tile: tl.constexpr, block: tl.constexpr,
-    normed: tl.constexpr, exact: tl.constexpr,
+    normed: tl.constexpr, exact: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
+    if early:
+        tl.extra.cuda.gdc_wait()
     prompt = tl.program_id(0).to(tl.int64)
     key_head = tl.program_id(1)
     part = tl.program_id(2)
@@ -127,7 +131,7 @@ def prompt_shares(qkv: Tensor, position: Tensor, heads: Heads, prompts: PromptCa
         qkv, *heads.tables, position, q_norm, prompts.keys, prompts.values, prompts.lengths, prompts.members,
         out.top, out.mass, out.mixed, batch, prompts.keys.shape[2], num_members, parts, heads.scale, heads.epsilon,
         heads.num_heads, heads.num_key_heads, heads.size, tile, 64 if heads.size <= 64 and not exact else 32,
-        heads.norms is not None, exact, num_warps=4, num_stages=2,
+        heads.norms is not None, exact, num_warps=4, num_stages=2, **launching(qkv.device),
     )  # fmt: skip
 
 
@@ -158,8 +162,10 @@ def _attention(  # type: ignore[no-untyped-def]
     qkv, cosine, sine, position, written, q_norm, k_norm, prompt_k, prompt_v, lengths, slots, own_k, own_v,
     top, total, partial, out, out_stride, batch, longest, budget, parts, scale, epsilon,
     heads: tl.constexpr, key_heads: tl.constexpr, size: tl.constexpr, block: tl.constexpr, normed: tl.constexpr,
-    apart: tl.constexpr, exact: tl.constexpr,
+    apart: tl.constexpr, exact: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
+    if early:
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     key_head = tl.program_id(1)
     shared: tl.constexpr = heads // key_heads
@@ -232,7 +238,7 @@ def attention(
         prompts.slot, own_k, own_v, top, mass, mixed, out, out.stride(0), batch, prompts.keys.shape[2], own_k.shape[2],
         parts, heads.scale, heads.epsilon, heads.num_heads, heads.num_key_heads, heads.size,
         32 if exact else block, heads.norms is not None, shares is not None, exact,
-        num_warps=4 if exact else warps, num_stages=3,
+        num_warps=4 if exact else warps, num_stages=3, **launching(qkv.device),
     )  # fmt: skip
 
 
@@ -377,10 +383,13 @@ def _in_support(value, column, width, best, low, inverse_temperature, min_p, unu
 
 @triton.jit
 def _sample(  # type: ignore[no-untyped-def]
-    logits, uniform, count, token_out, logp_out, ids_out, num_out, width, inverse_temperature, top_k, top_p, min_p,
-    room, ring: tl.constexpr, greedy: tl.constexpr, by_count: tl.constexpr, by_mass: tl.constexpr,
-    by_share: tl.constexpr, unused: tl.constexpr, block: tl.constexpr,
+    logits, uniform, last, done, cursor, first, final, tokens, logp, ends, ids_out, num_out,
+    width, num_ends, inverse_temperature, top_k, top_p, min_p, room,
+    ring: tl.constexpr, greedy: tl.constexpr, by_count: tl.constexpr, by_mass: tl.constexpr, by_share: tl.constexpr,
+    unused: tl.constexpr, block: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
+    if early:
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, block)
     base = logits + row * width
@@ -416,7 +425,7 @@ def _sample(  # type: ignore[no-untyped-def]
         num = 0
         offset = row * ring
         if ring > 0:
-            offset += tl.load(count + row) % ring
+            offset += (tl.load(cursor + row) - tl.load(first + row)) % ring
         for start in range(0, width, block):
             column = start + lane
             value = tl.load(base + column, mask=column < width, other=float("-inf")).to(tl.float32)
@@ -432,8 +441,16 @@ def _sample(  # type: ignore[no-untyped-def]
             tl.store(num_out + offset, num)
         chosen = tl.where(chosen == width, likeliest, chosen)  # rounding at the very end of the sum
     value = tl.load(base + chosen).to(tl.float32) * inverse_temperature
-    tl.store(token_out + row, chosen.to(tl.int64))
-    tl.store(logp_out + row, value - best - tl.log(mass))
+    chosen = chosen.to(tl.int64)
+    place, was = tl.load(cursor + row), tl.load(done + row) != 0
+    ended = was | (place >= tl.load(final + row))
+    for number in range(num_ends):
+        ended |= chosen == tl.load(ends + number)
+    tl.store(tokens + place, chosen)
+    tl.store(logp + place, value - best - tl.log(mass))
+    tl.store(last + row, chosen)
+    tl.store(cursor + row, tl.where(was, place, place + 1))
+    tl.store(done + row, ended.to(tl.uint8))
 
 
 @dataclass(frozen=True)
@@ -445,25 +462,60 @@ class SupportRing:
 
 
 def sample(
-    logits: Tensor,
-    uniform: Tensor,
-    sampling: Sampling,
-    token: Tensor,
-    logp: Tensor,
-    ring: SupportRing | None = None,
-    count: Tensor | None = None,  # int64 [B]: tokens that each row has drawn, modulo the ring its place in it
+    logits: Tensor, uniform: Tensor, sampling: Sampling, rows: TokenRows, ring: SupportRing | None = None
 ) -> None:
-    """Draw one token per row by inverting the cumulative distribution at `uniform` [B]; its log-probability too.
+    """Draw one token per row by inverting the cumulative distribution at `uniform` [B], and note it with its log-prob.
 
     What is kept is what `whet.rollout.sampling.kept_tokens` keeps: all that reaches a threshold.
     """
-    rows, width = logits.shape
+    count, width = logits.shape
     greedy = sampling.temperature == 0
-    ids, num, places, room = (token, token, 0, 0) if ring is None else (ring.ids, ring.counts, *ring.ids.shape[1:])
+    ids, num = (rows.last, rows.last) if ring is None else (ring.ids, ring.counts)
+    places, room = (0, 0) if ring is None else ring.ids.shape[1:]
     truncates = sampling.truncates
-    _sample[(rows,)](
-        logits, uniform, token if count is None else count, token, logp, ids, num, width,
-        1.0 if greedy else 1.0 / sampling.temperature, float(sampling.top_k), sampling.top_p, sampling.min_p,
-        room, places, greedy, truncates and 0 < sampling.top_k < width, truncates and sampling.top_p < 1,
-        truncates and sampling.min_p > 0, UNUSED_BITS[logits.dtype], BLOCK, num_warps=8,
+    _sample[(count,)](
+        logits, uniform, rows.last, rows.done.view(torch.uint8), rows.cursor, rows.first, rows.final, rows.tokens,
+        rows.logp, rows.ends, ids, num, width, len(rows.ends), 1.0 if greedy else 1.0 / sampling.temperature,
+        float(sampling.top_k), sampling.top_p, sampling.min_p, room, places, greedy,
+        truncates and 0 < sampling.top_k < width, truncates and sampling.top_p < 1, truncates and sampling.min_p > 0,
+        UNUSED_BITS[logits.dtype], BLOCK, num_warps=8, **launching(logits.device),
+    )  # fmt: skip
+
+
+@triton.jit
+def _begin(  # type: ignore[no-untyped-def]
+    last, done, cursor, first, random, starts, read, embedding, position_out, written_out, uniform_out, residual,
+    context, width, stride, block: tl.constexpr, early: tl.constexpr,
+):  # fmt: skip
+    if early:
+        tl.extra.cuda.gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    place = tl.load(cursor + row)
+    written = tl.load(read + row) + place - tl.load(first + row) - 1
+    written = tl.where(tl.load(done + row) != 0, -1, written)
+    position = tl.minimum(tl.maximum(tl.load(starts + row) + written, 0), context - 1)
+    tl.store(written_out + row, written)
+    tl.store(position_out + row, position)
+    tl.store(uniform_out + row, tl.load(random + place))
+    column = tl.arange(0, block)
+    inside = column < width
+    value = tl.load(embedding + tl.load(last + row) * stride + column, mask=inside, other=0.0)
+    tl.store(residual + row * width + column, value.to(tl.float32), mask=inside)
+
+
+def begin(
+    rows: TokenRows,
+    starts: Tensor,  # int64 [B], the length of each row's prompt
+    read: Tensor,  # int64 [B], own tokens that earlier turns left
+    embedding: Tensor,  # [V, W]
+    context: int,
+    out: tuple[Tensor, Tensor, Tensor, Tensor],  # position, place in the own cache, random number; residual [B, W]
+) -> None:
+    """Where each row's newest token stands and goes, -1 for a row that is done; its random number; its embedding."""
+    width, (position, written, uniform, residual) = embedding.shape[1], out
+    block = triton.next_power_of_2(width)
+    _begin[(len(residual),)](
+        rows.last, rows.done.view(torch.uint8), rows.cursor, rows.first, rows.random, starts, read, embedding,
+        position, written, uniform, residual, context, width, embedding.stride(0), block, num_warps=4,
+        **launching(embedding.device),
     )  # fmt: skip

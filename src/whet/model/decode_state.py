@@ -22,6 +22,21 @@ WIDE_HEAD = 512  # from here a product gains more than turning its result costs,
 
 
 @dataclass(frozen=True)
+class TokenRows:
+    """What a log of tokens keeps of B rows or more, on the device; the places are those of its flat buffers."""
+
+    last: Tensor  # int64 [B], the token drawn last
+    done: Tensor  # bool [B]
+    cursor: Tensor  # int64 [B], the place of the next token
+    first: Tensor  # int64 [B], the place of the first
+    final: Tensor  # int64 [B], the last place that the budget allows
+    random: Tensor  # float32: the random number of each place
+    tokens: Tensor  # int64: what was drawn
+    logp: Tensor  # float32
+    ends: Tensor  # int64 [E], tokens that end a completion
+
+
+@dataclass(frozen=True)
 class BatchShape:
     """What one batch needs room for."""
 

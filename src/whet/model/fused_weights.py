@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from whet.model.block import Block, BlockStack, norm_weight
+from whet.model.layer_ops import kernels_for
 from whet.model.lora import AdaptedLinear, UnmergedLinear
 from whet.model.low_precision import stochastically_rounded
 
@@ -220,6 +221,10 @@ class MergedWeights:
     def refresh(self) -> None:
         """Take over the policy's weights and adapters as they are now, in place."""
         self._apart.refresh()
+        if (kernels := kernels_for(self.embedding)) is not None:
+            for number, (copy, whole, factors) in enumerate(self._merged):
+                kernels.merged(whole, factors.up, factors.down, number, copy)
+            return
         stream = torch.Generator(self.embedding.device).manual_seed(0)
         for copy, whole, factors in self._merged:
             exact = whole[:, : copy.shape[1]].float().addmm_(factors.up.float(), factors.down.float())

@@ -5,12 +5,24 @@ Imported only where CUDA and triton are there.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 PROGRAMS = 1056  # that share the rows of a norm's gradient: eight on each of an H100's multiprocessors
+
+
+@functools.cache
+def launching(device: torch.device) -> dict[str, bool]:
+    """How the kernels of a decode step are launched, which are short: from Hopper on while the one before still ends.
+
+    Such a kernel waits for the other's results itself, in its first line.
+    """
+    early = torch.cuda.get_device_capability(device) >= (9, 0)
+    return {"early": True, "launch_pdl": True} if early else {"early": False}
 
 
 def _warps(block: int) -> int:
@@ -24,8 +36,11 @@ def _grad_warps(block: int) -> int:
 
 @triton.jit
 def _added_and_normed(  # type: ignore[no-untyped-def]
-    x, y, weight, total, out, width, out_stride, epsilon, has_y: tl.constexpr, block: tl.constexpr
-):
+    x, y, weight, total, out, width, out_stride, epsilon,
+    has_y: tl.constexpr, block: tl.constexpr, early: tl.constexpr,
+):  # fmt: skip
+    if early:
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, block)
     inside = column < width
@@ -47,7 +62,9 @@ def added_and_normed(
     out = torch.empty(rows, width, dtype=dtype, device=x.device)
     block = triton.next_power_of_2(width)
     tensors = (x, x if y is None else y, weight, total, out)
-    _added_and_normed[(rows,)](*tensors, width, width, epsilon, y is not None, block, num_warps=_warps(block))
+    _added_and_normed[(rows,)](
+        *tensors, width, width, epsilon, y is not None, block, num_warps=_warps(block), **launching(x.device)
+    )
     return total, out
 
 
@@ -56,7 +73,9 @@ def add_norm(x: Tensor, y: Tensor | None, weight: Tensor, epsilon: float, out: T
     rows, width = x.shape
     block = triton.next_power_of_2(width)
     tensors = (x, x if y is None else y, weight, x, out)
-    _added_and_normed[(rows,)](*tensors, width, out.stride(0), epsilon, y is not None, block, num_warps=_warps(block))
+    _added_and_normed[(rows,)](
+        *tensors, width, out.stride(0), epsilon, y is not None, block, num_warps=_warps(block), **launching(x.device)
+    )
 
 
 @triton.jit
@@ -174,7 +193,9 @@ def join(out: Tensor, norm: Tensor, other: Tensor, other_norm: Tensor) -> None:
 
 
 @triton.jit
-def _gated(x, out, width, out_stride, block: tl.constexpr):  # type: ignore[no-untyped-def]
+def _gated(x, out, width, out_stride, block: tl.constexpr, early: tl.constexpr):  # type: ignore[no-untyped-def]
+    if early:
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * block + tl.arange(0, block)
     inside = column < width
@@ -194,7 +215,8 @@ def gated(gate_up: Tensor, out: Tensor | None = None) -> Tensor:
     if out is None:
         out = torch.empty(rows, width, dtype=gate_up.dtype, device=gate_up.device)
     block = _block(width)
-    _gated[(rows, triton.cdiv(width, block))](gate_up, out, width, out.stride(0), block, num_warps=4)
+    grid = (rows, triton.cdiv(width, block))
+    _gated[grid](gate_up, out, width, out.stride(0), block, num_warps=4, **launching(gate_up.device))
     return out
 
 
@@ -222,3 +244,38 @@ def gated_grad(gate_up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     block = _block(width)
     _gated_grad[(rows, triton.cdiv(width, block))](gate_up, grad, opened, grads, width, block, num_warps=4)
     return opened, grads
+
+
+@triton.jit
+def _merged(  # type: ignore[no-untyped-def]
+    base, up, down, out, seed, rows, columns, base_stride, up_stride, num_ranks,
+    ranks: tl.constexpr, height: tl.constexpr, width: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * height + tl.arange(0, height)
+    column = tl.program_id(1) * width + tl.arange(0, width)
+    rank = tl.arange(0, ranks)
+    inside = (row < rows)[:, None] & (column < columns)[None, :]
+    held = rank < num_ranks
+    at_row, at_column = (row < rows)[:, None] & held[None, :], held[:, None] & (column < columns)[None, :]
+    left = tl.load(up + row[:, None] * up_stride + rank[None, :], mask=at_row, other=0.0)
+    right = tl.load(down + rank[:, None] * columns + column[None, :], mask=at_column, other=0.0)
+    wide = row.to(tl.int64)[:, None]
+    total = tl.load(base + wide * base_stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    total += tl.dot(left, right, input_precision="ieee")
+    noise = tl.randint(seed, row[:, None] * columns + column[None, :]) & 0xFFFF
+    bits = total.to(tl.uint32, bitcast=True)
+    is_finite = (bits & 0x7F800000) != 0x7F800000
+    total = tl.where(is_finite, (bits + noise) & 0xFFFF0000, bits).to(tl.float32, bitcast=True)
+    tl.store(out + wide * columns + column[None, :], total.to(out.dtype.element_ty), mask=inside)
+
+
+def merged(base: Tensor, up: Tensor, down: Tensor, seed: int, out: Tensor) -> None:
+    """out = base + up @ down in bfloat16, rounded at random: up or down so that the mean is right.
+
+    The random numbers are those of the seed, always the same.
+    """
+    rows, columns = out.shape
+    ranks = max(16, triton.next_power_of_2(len(down)))
+    _merged[(triton.cdiv(rows, 64), triton.cdiv(columns, 64))](
+        base, up, down, out, seed, rows, columns, base.stride(0), up.stride(0), len(down), ranks, 64, 64, num_warps=4
+    )

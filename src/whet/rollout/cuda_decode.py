@@ -28,7 +28,6 @@ from whet.model.fused_weights import decode_weights, fused_weights
 from whet.model.shared_prefix import prompt_batch, to_device
 from whet.model.token_logp import token_logp
 from whet.model.trials import verdict
-from whet.rollout.sampling import Draw
 from whet.rollout.scheduler import (
     LARGEST_SUPPORT,
     DecodeJob,
@@ -407,36 +406,27 @@ class GraphBackend(SessionBackend):
             if (active, parts, how, self._room) not in self._warm:
                 with torch.cuda.stream(side):  # kernels compile on their first call, which a capture cannot hold
                     for _ in range(2):
-                        self._step(active, work)
+                        self._step(work)
                 self._warm.add((active, parts, how, self._room))
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
             # on a stream of its own, and minding this thread alone: another one may train, or write an evaluation
             with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
-                self._step(active, work)
+                self._step(work)
             for value, before in zip(self.log.moving, saved, strict=True):
                 value.copy_(before)
             self._graphs[active, parts, how] = (graph, work)
         return self._graphs[active, parts, how][0]
 
-    def _step(self, active: int, work: Workspace) -> None:
-        """Draw one token for every row; rows that are done keep nothing of it and count no further."""
+    def _step(self, work: Workspace) -> None:
+        """Draw one token for every row of `work`; rows that are done keep nothing of it and count no further."""
         assert self._caches is not None
-        rows = slice(0, active)
-        count = self.log.counts(active)
-        written = (self._read[rows] + count - 1).masked_fill_(self.log.done[rows], -1)  # where the newest token goes
-        position = (self._starts[rows] + written).clamp_(0, len(self._tables[0]) - 1)
-        logits = decode_step(self._weights, self._caches, work, self.log.last[rows], position, written)
-        self.log.record(rows, self._drawn(logits, self.log.uniform(rows), count))
-
-    def _drawn(self, logits: Tensor, uniform: Tensor, count: Tensor) -> Draw:
         from whet.model import decode_kernels
 
-        token = torch.empty(len(logits), dtype=torch.long, device=logits.device)
-        logp = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
+        rows = self.log.state
+        logits = decode_step(self._weights, self._caches, work, rows, self._starts, self._read)
         ring = self._ring if self._sampling.keeps_support and self._sampling.truncates else None
-        decode_kernels.sample(logits, uniform, self._sampling, token, logp, ring, count)
-        return Draw(token, logp, None)
+        decode_kernels.sample(logits, work.uniform, self._sampling, rows, ring)
 
 
 def _memory_of(device: torch.device) -> int:

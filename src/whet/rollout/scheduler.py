@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from whet.model.decode_state import TokenRows
 from whet.model.shared_prefix import long_tensor, to_device
 from whet.rollout.prompt_beginnings import Beginning, shared_beginnings
 from whet.rollout.sampling import Draw, draw, uniforms
@@ -331,6 +332,13 @@ class TokenLog:
     def moving(self) -> tuple[Tensor, ...]:
         """What a step changes that the next step reads."""
         return self.last, self.done, self._cursor
+
+    @property
+    def state(self) -> TokenRows:
+        """All of it, for a step that is one kernel behind another."""
+        ends = self._base[:0] if self._end_tokens is None else self._end_tokens[0]
+        place = (self._cursor, self._base, self._final)
+        return TokenRows(self.last, self.done, *place, self._random, self._tokens, self._logp, ends)
 
     def counts(self, rows: int | Tensor) -> Tensor:
         """int64: how many tokens the first rows, or these, have drawn; of a free row, any number."""
