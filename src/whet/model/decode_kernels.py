@@ -13,7 +13,6 @@ import triton.language as tl
 from torch import Tensor
 
 from whet.model.decode_state import TokenRows
-from whet.model.layer_kernels import launching
 from whet.types import Sampling
 
 BLOCK = 4096  # of the vocabulary, in one pass of a program over its row
@@ -74,10 +73,8 @@ def _prompt_part(  # type: ignore[no-untyped-def]
     qkv, cosine, sine, position, q_norm, prompt_k, prompt_v, lengths, members, top, total, partial,
     batch, longest, num_members, parts, scale, epsilon,
     heads: tl.constexpr, key_heads: tl.constexpr, size: tl.constexpr, tile: tl.constexpr, block: tl.constexpr,
-    normed: tl.constexpr, exact: tl.constexpr, early: tl.constexpr,
+    normed: tl.constexpr, exact: tl.constexpr,
 ):  # fmt: skip
-    if early:
-        tl.extra.cuda.gdc_wait()
     prompt = tl.program_id(0).to(tl.int64)
     key_head = tl.program_id(1)
     part = tl.program_id(2)
@@ -131,7 +128,7 @@ def prompt_shares(qkv: Tensor, position: Tensor, heads: Heads, prompts: PromptCa
         qkv, *heads.tables, position, q_norm, prompts.keys, prompts.values, prompts.lengths, prompts.members,
         out.top, out.mass, out.mixed, batch, prompts.keys.shape[2], num_members, parts, heads.scale, heads.epsilon,
         heads.num_heads, heads.num_key_heads, heads.size, tile, 64 if heads.size <= 64 and not exact else 32,
-        heads.norms is not None, exact, num_warps=4, num_stages=2, **launching(qkv.device),
+        heads.norms is not None, exact, num_warps=4, num_stages=2,
     )  # fmt: skip
 
 
@@ -162,12 +159,12 @@ def _attention(  # type: ignore[no-untyped-def]
     qkv, cosine, sine, position, written, q_norm, k_norm, prompt_k, prompt_v, lengths, slots, own_k, own_v,
     top, total, partial, out, out_stride, batch, longest, budget, parts, scale, epsilon,
     heads: tl.constexpr, key_heads: tl.constexpr, size: tl.constexpr, block: tl.constexpr, normed: tl.constexpr,
-    apart: tl.constexpr, exact: tl.constexpr, early: tl.constexpr,
+    apart: tl.constexpr, exact: tl.constexpr,
 ):  # fmt: skip
-    if early:
-        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     key_head = tl.program_id(1)
+    log2e: tl.constexpr = 1.4426950408889634
+    scale *= log2e
     shared: tl.constexpr = heads // key_heads
     tile: tl.constexpr = 16
     index = tl.arange(0, tile)
@@ -191,12 +188,15 @@ def _attention(  # type: ignore[no-untyped-def]
     best = tl.sum(queries.to(tl.float32) * key.to(tl.float32), axis=1) * scale
     mass = tl.full((tile,), 1.0, tl.float32)
     mixed = tl.zeros((tile, size), tl.float32) + value.to(tl.float32)
+    ahead = 0  # blocks of the prompt
+    length = 0
+    held = base
     if apart:
         for part in range(0, parts):
             spot = (part * batch + row) * heads + head
-            theirs = tl.load(top + spot, mask=inside, other=0.0)
+            theirs = tl.load(top + spot, mask=inside, other=0.0) * log2e
             higher = tl.maximum(best, theirs)
-            shrink, grow = tl.exp(best - higher), tl.exp(theirs - higher)
+            shrink, grow = tl.exp2(best - higher), tl.exp2(theirs - higher)
             mass = mass * shrink + tl.load(total + spot, mask=inside, other=0.0) * grow
             more = tl.load(partial + spot[:, None] * size + lane[None, :], mask=inside[:, None], other=0.0)
             mixed = mixed * shrink[:, None] + more * grow[:, None]
@@ -205,12 +205,28 @@ def _attention(  # type: ignore[no-untyped-def]
         slot = tl.load(slots + row).to(tl.int64)
         length = tl.where(slot < 0, 0, tl.load(lengths + tl.maximum(slot, 0)))
         held = (tl.maximum(slot, 0) * key_heads + key_head) * longest * size
-        best, mass, mixed = _seen(
-            queries, prompt_k + held, prompt_v + held, length, lane, scale, best, mass, mixed, size, block, exact
+        ahead = tl.cdiv(length, block)
+    # the prompt and what the row wrote in one loop: reading never pauses between them
+    column = tl.arange(0, block)
+    for number in range(0, ahead + tl.cdiv(tl.maximum(count, 0), block)):
+        of_prompt = number < ahead
+        start = tl.where(of_prompt, number, number - ahead) * block
+        limit = tl.where(of_prompt, length, count) - start
+        from_keys = tl.where(of_prompt, prompt_k + held, own_k + base) + start * size
+        from_values = tl.where(of_prompt, prompt_v + held, own_v + base) + start * size
+        seen = column < limit
+        keys = tl.load(from_keys + column[None, :] * size + lane[:, None], mask=seen[None, :], other=0.0)
+        values = tl.load(from_values + column[:, None] * size + lane[None, :], mask=seen[:, None], other=0.0)
+        score = tl.dot(queries, keys, input_precision="ieee" if exact else "tf32") * scale
+        score = tl.where(seen[None, :], score, float("-inf"))
+        higher = tl.maximum(best, tl.max(score, axis=1))
+        weight = tl.exp2(score - higher[:, None])
+        shrink = tl.exp2(best - higher)
+        mixed = tl.dot(
+            weight.to(values.dtype), values, mixed * shrink[:, None], input_precision="ieee" if exact else "tf32"
         )
-    best, mass, mixed = _seen(
-        queries, own_k + base, own_v + base, count, lane, scale, best, mass, mixed, size, block, exact
-    )
+        mass = mass * shrink + tl.sum(weight, axis=1)
+        best = higher
     target = out + row * out_stride + head[:, None] * size + lane[None, :]
     tl.store(target, (mixed / mass[:, None]).to(out.dtype.element_ty), mask=inside[:, None])
 
@@ -232,13 +248,13 @@ def attention(
     top, mass, mixed = (qkv, qkv, qkv) if shares is None else (shares.top, shares.mass, shares.mixed)
     parts, batch = (1, len(qkv)) if shares is None else shares.top.shape[:2]
     # measured on an H200: with many rows small programs read as fast as memory gives, with few each has to be quick
-    block, warps = (64, 4) if heads.size != 64 else (32, 1) if len(qkv) * heads.num_key_heads >= 512 else (128, 4)
+    block, warps = (32, 1) if len(qkv) * heads.num_key_heads >= 512 else (64, 4)
     _attention[(len(qkv), heads.num_key_heads)](
         qkv, *heads.tables, position, written, q_norm, k_norm, prompts.keys, prompts.values, prompts.lengths,
         prompts.slot, own_k, own_v, top, mass, mixed, out, out.stride(0), batch, prompts.keys.shape[2], own_k.shape[2],
         parts, heads.scale, heads.epsilon, heads.num_heads, heads.num_key_heads, heads.size,
         32 if exact else block, heads.norms is not None, shares is not None, exact,
-        num_warps=4 if exact else warps, num_stages=3, **launching(qkv.device),
+        num_warps=4 if exact else warps, num_stages=4 if warps == 1 and heads.size <= 64 else 3,
     )  # fmt: skip
 
 
@@ -386,10 +402,8 @@ def _sample(  # type: ignore[no-untyped-def]
     logits, uniform, last, done, cursor, first, final, tokens, logp, ends, ids_out, num_out,
     width, num_ends, inverse_temperature, top_k, top_p, min_p, room,
     ring: tl.constexpr, greedy: tl.constexpr, by_count: tl.constexpr, by_mass: tl.constexpr, by_share: tl.constexpr,
-    unused: tl.constexpr, block: tl.constexpr, early: tl.constexpr,
+    unused: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    if early:
-        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, block)
     base = logits + row * width
@@ -478,17 +492,15 @@ def sample(
         rows.logp, rows.ends, ids, num, width, len(rows.ends), 1.0 if greedy else 1.0 / sampling.temperature,
         float(sampling.top_k), sampling.top_p, sampling.min_p, room, places, greedy,
         truncates and 0 < sampling.top_k < width, truncates and sampling.top_p < 1, truncates and sampling.min_p > 0,
-        UNUSED_BITS[logits.dtype], BLOCK, num_warps=8, **launching(logits.device),
+        UNUSED_BITS[logits.dtype], BLOCK, num_warps=8,
     )  # fmt: skip
 
 
 @triton.jit
 def _begin(  # type: ignore[no-untyped-def]
     last, done, cursor, first, random, starts, read, embedding, position_out, written_out, uniform_out, residual,
-    context, width, stride, block: tl.constexpr, early: tl.constexpr,
+    context, width, stride, block: tl.constexpr,
 ):  # fmt: skip
-    if early:
-        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     place = tl.load(cursor + row)
     written = tl.load(read + row) + place - tl.load(first + row) - 1
@@ -517,5 +529,4 @@ def begin(
     _begin[(len(residual),)](
         rows.last, rows.done.view(torch.uint8), rows.cursor, rows.first, rows.random, starts, read, embedding,
         position, written, uniform, residual, context, width, embedding.stride(0), block, num_warps=4,
-        **launching(embedding.device),
     )  # fmt: skip

@@ -108,8 +108,8 @@ class FusedWeights:
         torch._foreach_copy_(self._copies, self._parameters)
         on = [(columns, layer) for columns, layer in self._ups if layer.on]
         if on:
-            torch._foreach_copy_([columns for columns, _ in on], [layer.up for _, layer in on])
-            torch._foreach_mul_([columns for columns, _ in on], on[0][1].scale)
+            ups = torch._foreach_mul([layer.up for _, layer in on], on[0][1].scale)
+            torch._foreach_copy_([columns for columns, _ in on], ups)
         for columns, layer in self._ups:
             if not layer.on:
                 columns.zero_()
@@ -221,6 +221,11 @@ class MergedWeights:
     def refresh(self) -> None:
         """Take over the policy's weights and adapters as they are now, in place."""
         self._apart.refresh()
+        self.merge()
+
+    @torch.no_grad()
+    def merge(self) -> None:
+        """Merge anew, where the weights that are kept apart were taken over before."""
         if (kernels := kernels_for(self.embedding)) is not None:
             for number, (copy, whole, factors) in enumerate(self._merged):
                 kernels.merged(whole, factors.up, factors.down, number, copy)
@@ -322,7 +327,7 @@ def layer_weights(
     if merged is None:
         return weights.blocks, [block.factors for block in weights.blocks]
     if refresh and not is_current(merged):
-        merged.refresh()
+        merged.merge()
     return merged.blocks, merged.factors
 
 

@@ -5,8 +5,6 @@ Imported only where CUDA and triton are there.
 
 from __future__ import annotations
 
-import functools
-
 import torch
 import triton
 import triton.language as tl
@@ -15,32 +13,19 @@ from torch import Tensor
 PROGRAMS = 1056  # that share the rows of a norm's gradient: eight on each of an H100's multiprocessors
 
 
-@functools.cache
-def launching(device: torch.device) -> dict[str, bool]:
-    """How the kernels of a decode step are launched, which are short: from Hopper on while the one before still ends.
-
-    Such a kernel waits for the other's results itself, in its first line.
-    """
-    early = torch.cuda.get_device_capability(device) >= (9, 0)
-    return {"early": True, "launch_pdl": True} if early else {"early": False}
-
-
 def _warps(block: int) -> int:
     return 2 if block <= 512 else 4 if block <= 2048 else 8
 
 
-def _grad_warps(block: int) -> int:
-    """Two hold more of a long row each, and wait less for one another."""
-    return 4 if block <= 1024 else 2
+def _grad_warps(block: int, learns: bool) -> int:
+    """Two hold more of a long row each, and wait less for one another; the sums of a very long one need more room."""
+    return 4 if block <= 1024 else 8 if learns and block > 2048 else 2
 
 
 @triton.jit
 def _added_and_normed(  # type: ignore[no-untyped-def]
-    x, y, weight, total, out, width, out_stride, epsilon,
-    has_y: tl.constexpr, block: tl.constexpr, early: tl.constexpr,
-):  # fmt: skip
-    if early:
-        tl.extra.cuda.gdc_wait()
+    x, y, weight, total, out, width, out_stride, epsilon, has_y: tl.constexpr, block: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, block)
     inside = column < width
@@ -62,9 +47,7 @@ def added_and_normed(
     out = torch.empty(rows, width, dtype=dtype, device=x.device)
     block = triton.next_power_of_2(width)
     tensors = (x, x if y is None else y, weight, total, out)
-    _added_and_normed[(rows,)](
-        *tensors, width, width, epsilon, y is not None, block, num_warps=_warps(block), **launching(x.device)
-    )
+    _added_and_normed[(rows,)](*tensors, width, width, epsilon, y is not None, block, num_warps=_warps(block))
     return total, out
 
 
@@ -73,9 +56,7 @@ def add_norm(x: Tensor, y: Tensor | None, weight: Tensor, epsilon: float, out: T
     rows, width = x.shape
     block = triton.next_power_of_2(width)
     tensors = (x, x if y is None else y, weight, x, out)
-    _added_and_normed[(rows,)](
-        *tensors, width, out.stride(0), epsilon, y is not None, block, num_warps=_warps(block), **launching(x.device)
-    )
+    _added_and_normed[(rows,)](*tensors, width, out.stride(0), epsilon, y is not None, block, num_warps=_warps(block))
 
 
 @triton.jit
@@ -119,7 +100,7 @@ def norm_grad(
     block = triton.next_power_of_2(width)
     tensors = (x, weight, grad, x if carried is None else carried, out, narrow, normed, partial)
     _norm_grad[(programs,)](
-        *tensors, rows, width, epsilon, carried is not None, learns, block, num_warps=_grad_warps(block)
+        *tensors, rows, width, epsilon, carried is not None, learns, block, num_warps=_grad_warps(block, learns)
     )
     return out, narrow, partial.sum(0).to(weight.dtype) if learns else None, normed
 
@@ -193,9 +174,7 @@ def join(out: Tensor, norm: Tensor, other: Tensor, other_norm: Tensor) -> None:
 
 
 @triton.jit
-def _gated(x, out, width, out_stride, block: tl.constexpr, early: tl.constexpr):  # type: ignore[no-untyped-def]
-    if early:
-        tl.extra.cuda.gdc_wait()
+def _gated(x, out, width, out_stride, block: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * block + tl.arange(0, block)
     inside = column < width
@@ -215,8 +194,7 @@ def gated(gate_up: Tensor, out: Tensor | None = None) -> Tensor:
     if out is None:
         out = torch.empty(rows, width, dtype=gate_up.dtype, device=gate_up.device)
     block = _block(width)
-    grid = (rows, triton.cdiv(width, block))
-    _gated[grid](gate_up, out, width, out.stride(0), block, num_warps=4, **launching(gate_up.device))
+    _gated[(rows, triton.cdiv(width, block))](gate_up, out, width, out.stride(0), block, num_warps=4)
     return out
 
 
