@@ -226,22 +226,24 @@ def test_second_load_comes_from_the_cache(
     assert conversions == [file, file], "the content names the folder, not the path"
 
 
-def test_the_tokenizer_is_made_while_threads_dequantise(
+def test_threads_dequantise_beside_imports_and_tokenizer(
     model_for: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vocabulary, waited = byte_level_vocabulary(), []
     file = write_gguf(tmp_path / "t.gguf", model_for(vocabulary), vocabulary, kind="Q8_0")
-    has_tokenizer, real, plain = threading.Event(), room.fixed_tokenizer, room._dequantise
+    at_work, has_tokenizer, real, plain = threading.Event(), threading.Event(), room.fixed_tokenizer, room._dequantise
 
     def told(*arguments: Any) -> Any:
         has_tokenizer.set()
         return real(*arguments)
 
     def dequantise(*arguments: Any) -> None:
+        at_work.set()
         waited.append(has_tokenizer.wait(10))
         has_tokenizer.set()  # one that waited in vain is enough
         plain(*arguments)
 
+    monkeypatch.setattr(room, "import_loader", lambda: waited.append(at_work.wait(10)))
     monkeypatch.setattr(room, "fixed_tokenizer", told)
     monkeypatch.setattr(room, "_dequantise", dequantise)
     folder = room.converted_folder(file)
@@ -340,6 +342,26 @@ def test_a_process_converts_the_same_bytes_and_ends_with_its_run(
     folder = room.converted_folder(file)
     monkeypatch.undo()
     assert folder_digests(folder) == folder_digests(converted_without_haste(file, tmp_path / "plain", monkeypatch))
+
+
+def test_a_process_hashes_while_it_converts(
+    model_for: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vocabulary, order, real = byte_level_vocabulary(), [], room.convert
+    file = write_gguf(tmp_path / "t.gguf", model_for(vocabulary), vocabulary)
+
+    def convert(*arguments: Any) -> None:
+        order.append("converted")
+        real(*arguments)
+
+    def digest() -> str:
+        order.append("hashed")
+        return room.fingerprint(file)
+
+    monkeypatch.setattr(room, "convert", convert)
+    room.make_folder(file, digest)
+    assert order == ["converted", "hashed"]
+    assert room.is_whole(room.converted_folder(file)) and len(order) == 2
 
 
 @pytest.mark.parametrize("length", [0, 7, 100, -1])

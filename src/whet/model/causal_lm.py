@@ -132,7 +132,7 @@ def causal_lm(model: Any, dtype: torch.dtype = torch.float32, recompute: Recompu
     head = _head(model)
     if head is not None and trunk is not model:
         candidate = CausalLM(model, trunk, head, False, takes_positions(trunk), dtype, recompute)
-        single = replace(candidate, dtype=candidate.finest)
+        single = replace(candidate, dtype=candidate.finest, recompute="none")  # tried without gradients
         if not verdict("trunk and head", single, lambda: "" if _agrees(single) else "other logits"):
             return candidate
     return CausalLM(model, model, _identity, True, takes_positions(model), dtype, recompute)

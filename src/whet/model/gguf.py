@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whet.model.local_copies import SMOLLM2, cache_folder
-from whet.model.pretrained import first_line, quiet_transformers, read_model
+from whet.model.pretrained import first_line, import_loader, quiet_transformers, read_model
 from whet.threads import Thread, in_threads, num_cores
 from whet.types import WhetError
 
@@ -165,29 +165,39 @@ def _stem(file: Path) -> str:
 
 def converted_folder(file: Path) -> Path:
     """The model folder made from a GGUF file: from the cache when it is there, else converted into it."""
-    from safetensors import SafetensorError
-
     if (process := _CONVERTING.get(file.resolve())) is not None:
         process.wait()
         _CONVERTING.pop(file.resolve(), None)
-    folder = cache_folder() / "gguf" / f"{_stem(file)}-{fingerprint(file)}-{CONVERSION}"
-    if is_whole(folder):
-        return folder
+    digest = fingerprint(file)
+    folder = _folder(file, digest)
+    if not is_whole(folder):
+        make_folder(file, lambda: digest)
+    return folder
+
+
+def _folder(file: Path, digest: str) -> Path:
+    return cache_folder() / "gguf" / f"{_stem(file)}-{digest}-{CONVERSION}"
+
+
+def make_folder(file: Path, digest: Callable[[], str]) -> None:
+    """Convert a file into its folder in the cache; `digest` is asked for last, so another thread may be at it."""
+    from safetensors import SafetensorError
+
+    parent = cache_folder() / "gguf"
     partial: Path | None = None
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=folder.parent))
+        parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=parent))
         convert(file, partial)
-        move_into_place(partial, folder)
+        move_into_place(partial, _folder(file, digest()))
     except (OSError, SafetensorError) as error:  # a full disk comes as either
         raise WhetError(
-            f"{file}: cannot keep the converted model under {folder.parent} ({first_line(error)}); "
+            f"{file}: cannot keep the converted model under {parent} ({first_line(error)}); "
             f"free space there, or point WHET_CACHE at another folder"
         ) from error
     finally:
         if partial is not None:
             shutil.rmtree(partial, ignore_errors=True)
-    return folder
 
 
 def is_whole(folder: Path) -> bool:
@@ -219,7 +229,7 @@ def convert(file: Path, folder: Path) -> None:
     size = file.stat().st_size / 1e6
     print(f"converting {file.name} ({size:,.0f} MB) into an ordinary model, once", file=sys.stderr, flush=True)
     try:
-        with opened_once(file) as reader:
+        with _quick_switches(), opened_once(file) as reader:
             facts = metadata(file, reader)
             with contextlib.redirect_stderr(io.StringIO()):  # a progress bar that cannot be switched off
                 tokenizer = fixed_tokenizer(file, facts)  # while other threads dequantise
@@ -256,7 +266,6 @@ def opened_once(file: Path) -> Iterator[GGUFReader]:
     """
     import gguf
     import numpy
-    from transformers import modeling_gguf_pytorch_utils as loading
 
     lists: dict[int, tuple[list[Any], int]] = {}  # by where they begin in the file: their values, and their end
 
@@ -291,6 +300,8 @@ def opened_once(file: Path) -> Iterator[GGUFReader]:
     except (ValueError, IndexError, OSError, UnicodeDecodeError) as error:
         raise WhetError(f"{file}: not a GGUF file ({first_line(error)}); copy or download it again") from error
     pending = dequantised(reader)
+    import_loader()  # takes seconds: the threads are at work
+    from transformers import modeling_gguf_pytorch_utils as loading
 
     def open_reader(path: Any, mode: Any = "r") -> GGUFReader:
         return reader if mode == "r" and Path(path) == file else plain_reader(path, mode)
@@ -327,22 +338,29 @@ def opened_once(file: Path) -> Iterator[GGUFReader]:
     plain_parsed, plain_numpy = loading._gguf_parse_value, loading.np
     own_reader = _own_reader()
     plain_value: Any = getattr(own_reader, "_read_value", None)
-    interval = sys.getswitchinterval()
     gguf.GGUFReader, gguf.dequantize = open_reader, dequantize
     gguf.get_tensor_name_map = functools.cache(plain_map)  # asked for once a module, the same each time
     loading._gguf_parse_value, loading.np = parsed, Numpy()
     if plain_value is not None:
         own_reader._read_value = read_value
-    sys.setswitchinterval(SWITCH)
     try:
         yield reader
     finally:
-        sys.setswitchinterval(interval)
         gguf.GGUFReader, gguf.dequantize, gguf.get_tensor_name_map = plain_reader, plain_dequantize, plain_map
         loading._gguf_parse_value, loading.np = plain_parsed, plain_numpy
         if plain_value is not None:
             own_reader._read_value = plain_value
         wait([part for _, parts in pending.values() for part in parts if not part.cancel()])
+
+
+@contextlib.contextmanager
+def _quick_switches() -> Iterator[None]:
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def _own_reader() -> Any:
@@ -506,4 +524,6 @@ if __name__ == "__main__":  # as `begin_conversion` starts it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, which then ends this process
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # and takes the partial copy back
     with contextlib.suppress(Exception):  # the run converts again, and tells
-        converted_folder(Path(sys.argv[1]))
+        given = Path(sys.argv[1])
+        (hashed,) = in_threads([lambda: fingerprint(given)], 1, "whet-gguf-hash")
+        make_folder(given, hashed.result)

@@ -60,7 +60,7 @@ def import_loader() -> None:
         importlib.import_module(module)
     finally:
         utils.is_sklearn_available = known
-    from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: F401
+    from transformers import AutoModelForCausalLM, AutoTokenizer, modeling_utils  # noqa: F401
 
 
 def first_line(error: BaseException) -> str:
