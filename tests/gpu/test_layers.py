@@ -87,6 +87,28 @@ def test_merged_adapters_are_rounded_at_random_and_right_on_average():
     assert bool(again[0].isinf().all()) and bool(again[1:].isfinite().all())
 
 
+def test_a_recording_follows_its_tensors():
+    from whet.model.cuda_graphs import Recording
+
+    source, target, calls = torch.zeros(3, device="cuda"), torch.zeros(3, device="cuda"), []
+
+    def work():
+        calls.append(1)
+        target.copy_(source * 2)
+
+    recording = Recording([source, target])
+    for value in range(5):
+        source.fill_(value)
+        recording.play(work)
+        assert target.tolist() == [2.0 * value] * 3
+    assert len(calls) == 2  # as it is, and recorded
+    source.data = torch.full((3,), 7.0, device="cuda")
+    for _ in range(3):
+        recording.play(work)
+        assert target.tolist() == [14.0] * 3
+    assert len(calls) == 4
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "olmo2"])
 @pytest.mark.parametrize("precision", DTYPES)
 @pytest.mark.parametrize("recompute", ["none", "wide", "layers"])

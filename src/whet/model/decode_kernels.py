@@ -15,7 +15,7 @@ from torch import Tensor
 from whet.model.decode_state import TokenRows
 from whet.types import Sampling
 
-BLOCK = 4096  # of the vocabulary, in one pass of a program over its row
+BLOCK, WIDE_BLOCK = 4096, 8192  # of the vocabulary, in one pass of a program over its row
 UNUSED_BITS = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}  # of a float32 that holds such a number
 
 
@@ -334,21 +334,20 @@ def chunk_attention(
 
 
 @triton.jit
-def _scanned(base, width, inverse_temperature, block: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The largest value of a row, the mass of all relative to it, and where it is."""
+def _scanned(base, width, inverse_temperature, block: tl.constexpr, blocks: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The largest value of each block of a row, and the mass of the block relative to it."""
     lane = tl.arange(0, block)
-    best = float("-inf")
-    mass = 0.0
-    likeliest = 0
-    for start in range(0, width, block):
-        column = start + lane
+    number = tl.arange(0, blocks)
+    tops = tl.full((blocks,), float("-inf"), tl.float32)
+    masses = tl.zeros((blocks,), tl.float32)
+    for current in range(0, tl.cdiv(width, block)):
+        column = current * block + lane
         value = tl.load(base + column, mask=column < width, other=float("-inf")).to(tl.float32) * inverse_temperature
         top = tl.max(value, axis=0)
-        likeliest = tl.where(top > best, start + tl.argmax(value, axis=0), likeliest)
-        higher = tl.maximum(best, top)
-        mass = mass * tl.exp(best - higher) + tl.sum(tl.exp(value - higher), axis=0)
-        best = higher
-    return best, mass, likeliest
+        mass = tl.sum(tl.exp(value - tl.maximum(top, -3e38)), axis=0)  # of a block that has nothing: none
+        tops = tl.where(number == current, top, tops)
+        masses = tl.where(number == current, mass, masses)
+    return tops, masses
 
 
 @triton.jit
@@ -402,15 +401,22 @@ def _sample(  # type: ignore[no-untyped-def]
     logits, uniform, last, done, cursor, first, final, tokens, logp, ends, ids_out, num_out,
     width, num_ends, inverse_temperature, top_k, top_p, min_p, room,
     ring: tl.constexpr, greedy: tl.constexpr, by_count: tl.constexpr, by_mass: tl.constexpr, by_share: tl.constexpr,
-    unused: tl.constexpr, block: tl.constexpr,
+    unused: tl.constexpr, block: tl.constexpr, blocks: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, block)
+    number = tl.arange(0, blocks)
     base = logits + row * width
-    best, mass, likeliest = _scanned(base, width, inverse_temperature, block)
-    chosen = likeliest
+    tops, masses = _scanned(base, width, inverse_temperature, block, blocks)
+    best = tl.max(tops, axis=0)
+    shares = masses * tl.exp(tops - best)
+    mass = tl.sum(shares, axis=0)
     truncated: tl.constexpr = by_count or by_mass or by_share
-    if not greedy:
+    if greedy:
+        here = tl.argmax(tops, axis=0) * block + lane
+        value = tl.load(base + here, mask=here < width, other=float("-inf")).to(tl.float32)
+        chosen = tl.minimum(tl.argmax(tops, axis=0) * block + tl.argmax(value, axis=0), width - 1)
+    else:
         low = tl.full((), 0, tl.uint32)
         if by_count:
             low = _threshold(base, width, best, inverse_temperature, top_k, False, unused, block)
@@ -427,33 +433,35 @@ def _sample(  # type: ignore[no-untyped-def]
                 low, _threshold(base, width, best, inverse_temperature, top_p * whole, True, unused, block)
             )
         if truncated:
-            mass = 0.0
-            for start in range(0, width, block):
-                column = start + lane
-                value = tl.load(base + column, mask=column < width, other=float("-inf")).to(tl.float32)
-                _, share = _in_support(value, column, width, best, low, inverse_temperature, min_p, unused)
-                mass += tl.sum(share, axis=0)
-        target = tl.load(uniform + row) * mass
-        before = 0.0
-        chosen = width
-        num = 0
-        offset = row * ring
-        if ring > 0:
-            offset += (tl.load(cursor + row) - tl.load(first + row)) % ring
-        for start in range(0, width, block):
-            column = start + lane
-            value = tl.load(base + column, mask=column < width, other=float("-inf")).to(tl.float32)
-            in_support, share = _in_support(value, column, width, best, low, inverse_temperature, min_p, unused)
-            reached = (before + tl.cumsum(share, axis=0) > target) & (share > 0)
-            chosen = tl.minimum(chosen, tl.min(tl.where(reached, column, width), axis=0))
-            before += tl.sum(share, axis=0)
+            num = 0
+            offset = row * ring
             if ring > 0:
-                spot = num + tl.cumsum(in_support.to(tl.int32), axis=0) - 1
-                tl.store(ids_out + offset * room + spot, column, mask=in_support & (spot < room))
-                num += tl.sum(in_support.to(tl.int32), axis=0)
-        if ring > 0:
-            tl.store(num_out + offset, num)
-        chosen = tl.where(chosen == width, likeliest, chosen)  # rounding at the very end of the sum
+                offset += (tl.load(cursor + row) - tl.load(first + row)) % ring
+            for current in range(0, tl.cdiv(width, block)):
+                column = current * block + lane
+                value = tl.load(base + column, mask=column < width, other=float("-inf")).to(tl.float32)
+                in_support, share = _in_support(value, column, width, best, low, inverse_temperature, min_p, unused)
+                shares = tl.where(number == current, tl.sum(share, axis=0), shares)
+                if ring > 0:
+                    spot = num + tl.cumsum(in_support.to(tl.int32), axis=0) - 1
+                    tl.store(ids_out + offset * room + spot, column, mask=in_support & (spot < room))
+                    num += tl.sum(in_support.to(tl.int32), axis=0)
+            if ring > 0:
+                tl.store(num_out + offset, num)
+            mass = tl.sum(shares, axis=0)
+        # the block in which the mass reaches the target, then the token; rounding at an end: the last that has any
+        target = tl.load(uniform + row) * mass
+        reached = (tl.cumsum(shares, axis=0) > target) & (shares > 0)
+        current = tl.min(tl.where(reached, number, blocks), axis=0)
+        current = tl.where(current == blocks, tl.max(tl.where(shares > 0, number, 0), axis=0), current)
+        before = tl.sum(tl.where(number < current, shares, 0.0), axis=0)
+        column = current * block + lane
+        value = tl.load(base + column, mask=column < width, other=float("-inf")).to(tl.float32)
+        _, share = _in_support(value, column, width, best, low, inverse_temperature, min_p, unused)
+        found = (before + tl.cumsum(share, axis=0) > target) & (share > 0)
+        chosen = tl.min(tl.where(found, column, width), axis=0)
+        last_one = tl.max(tl.where(share > 0, column, current * block), axis=0)
+        chosen = tl.where(chosen == width, last_one, chosen)
     value = tl.load(base + chosen).to(tl.float32) * inverse_temperature
     chosen = chosen.to(tl.int64)
     place, was = tl.load(cursor + row), tl.load(done + row) != 0
@@ -487,12 +495,13 @@ def sample(
     ids, num = (rows.last, rows.last) if ring is None else (ring.ids, ring.counts)
     places, room = (0, 0) if ring is None else ring.ids.shape[1:]
     truncates = sampling.truncates
+    block = BLOCK if truncates else WIDE_BLOCK  # the search for a threshold holds more of each
     _sample[(count,)](
         logits, uniform, rows.last, rows.done.view(torch.uint8), rows.cursor, rows.first, rows.final, rows.tokens,
         rows.logp, rows.ends, ids, num, width, len(rows.ends), 1.0 if greedy else 1.0 / sampling.temperature,
         float(sampling.top_k), sampling.top_p, sampling.min_p, room, places, greedy,
         truncates and 0 < sampling.top_k < width, truncates and sampling.top_p < 1, truncates and sampling.min_p > 0,
-        UNUSED_BITS[logits.dtype], BLOCK, num_warps=8,
+        UNUSED_BITS[logits.dtype], block, triton.next_power_of_2(triton.cdiv(width, block)), num_warps=8,
     )  # fmt: skip
 
 

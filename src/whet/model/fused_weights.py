@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from whet.model.block import Block, BlockStack, norm_weight
+from whet.model.cuda_graphs import Recording
 from whet.model.layer_ops import kernels_for
 from whet.model.lora import AdaptedLinear, UnmergedLinear
 from whet.model.low_precision import stochastically_rounded
@@ -115,6 +116,11 @@ class FusedWeights:
                 columns.zero_()
 
     @property
+    def sources(self) -> list[Tensor]:
+        """All that is copied, adapters included."""
+        return [*self._parameters, *(layer.up for _, layer in self._ups)]
+
+    @property
     def adapters_are_on(self) -> bool:
         """Whether every adapter that is kept apart counts at the moment."""
         return all(layer.on for _, layer in self._ups)
@@ -203,6 +209,7 @@ class MergedWeights:
             tuple(group and replace(group, apart=False) for group in block.factors) for block in apart.blocks
         ]
         apart.merged = weakref.ref(self)
+        self._recording = Recording([*apart.sources, *(copy for copy, _, _ in self._merged)])
         self.refresh()
 
     def _block(self, block: FusedBlock) -> FusedBlock:
@@ -220,12 +227,13 @@ class MergedWeights:
     @torch.no_grad()
     def refresh(self) -> None:
         """Take over the policy's weights and adapters as they are now, in place."""
-        self._apart.refresh()
-        self.merge()
+        if self._apart.adapters_are_on:
+            self._recording.play(self._refresh)
+        else:
+            self._refresh()
 
-    @torch.no_grad()
-    def merge(self) -> None:
-        """Merge anew, where the weights that are kept apart were taken over before."""
+    def _refresh(self) -> None:
+        self._apart.refresh()
         if (kernels := kernels_for(self.embedding)) is not None:
             for number, (copy, whole, factors) in enumerate(self._merged):
                 kernels.merged(whole, factors.up, factors.down, number, copy)
@@ -322,12 +330,13 @@ def layer_weights(
     `of_sampler`: with the adapters in them, where a sampler reads such a copy and they are switched on. Without
     `refresh` as they were when the sampler began.
     """
-    weights = fused_weights(stack, dtype, refresh)
+    weights = fused_weights(stack, dtype, refresh=False)
     merged = weights.merged() if of_sampler and weights.adapters_are_on else None
     if merged is None:
+        weights = fused_weights(stack, dtype, refresh)
         return weights.blocks, [block.factors for block in weights.blocks]
     if refresh and not is_current(merged):
-        merged.merge()
+        merged.refresh()
     return merged.blocks, merged.factors
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from whet.model.block import blocks_of, has_bias
 from whet.model.causal_lm import CausalLM
 from whet.model.chunk_step import chunk_of, chunk_step
+from whet.model.cuda_graphs import captured
 from whet.model.cuda_step import Caches, Workspace, decode_step, prompt_parts, workspace
 from whet.model.fused_trunk import fused_refusal, fused_states
 from whet.model.fused_weights import decode_weights, fused_weights
@@ -409,10 +410,7 @@ class GraphBackend(SessionBackend):
                         self._step(work)
                 self._warm.add((active, parts, how, self._room))
             torch.cuda.current_stream().wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            # on a stream of its own, and minding this thread alone: another one may train, or write an evaluation
-            with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
-                self._step(work)
+            graph = captured(lambda: self._step(work), side)
             for value, before in zip(self.log.moving, saved, strict=True):
                 value.copy_(before)
             self._graphs[active, parts, how] = (graph, work)
