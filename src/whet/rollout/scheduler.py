@@ -352,7 +352,7 @@ class TokenLog:
         self._cursor[rows] = self._looked[rows] = base
         self._final[rows] = base + budgets - 1
         self._random.view(-1, self._stride)[rows, : streams.shape[1]] = streams
-        self.done[rows] = False
+        self.done[rows] = self.done.new_zeros(())
 
     def close(self, rows: Sequence[int]) -> None:
         """End rows that no token has ended."""
