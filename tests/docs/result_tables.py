@@ -33,6 +33,10 @@ finished
 | tool | processor seconds | wall seconds | peak memory, MB |
 |---|---|---|---|
 | {data_tools/tools/*} | {data_tools/tools/*/cpu_seconds:.1f} | {data_tools/tools/*/seconds:.1f} | {data_tools/tools/*/memory_mb:.0f} |""",
+    "other_defaults": """\
+| method, group | value | at the start | with today's | at its best | fine | losing |
+|---|---|---|---|---|---|---|
+| {other_defaults/rows/*} | `{other_defaults/rows/*/key}` | {other_defaults/rows/*/start:.1%} | {other_defaults/rows/*/at_today:.1%} ({other_defaults/rows/*/today}) | {other_defaults/rows/*/at_best:.1%} ({other_defaults/rows/*/best}) | {other_defaults/rows/*/fine} | {other_defaults/rows/*/losing} |""",
     "every_method": """\
 | method | greedy before | greedy after | drawn, first step | drawn, last three | completions |
 |---|---|---|---|---|---|
