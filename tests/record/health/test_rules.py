@@ -120,6 +120,21 @@ def test_rising_accuracy_silences_uniform_groups() -> None:
     assert names(history(12, 0.5, uniform_groups=1.0)) == {"no reward signal"}
 
 
+def test_a_policy_that_broke_is_not_told_to_look_for_easier_data() -> None:
+    """A rate that destroys it in one step leaves nothing but zeros, as a task that is too hard does."""
+    settings = {"optimizer.learning_rate": 0.03, "batch.group_size": 8}
+
+    def said(first: float) -> str:
+        steps = history(8, lambda step: first if step == 1 else 0.0, uniform_groups=1.0)
+        (found,) = findings(steps, settings=settings)
+        return f"{found.cause}; {found.remedy}"
+
+    assert "updates were too large" in said(0.4) and "lower optimizer.learning_rate from 0.03" in said(0.4)
+    assert "easier data" not in said(0.4)
+    for rare in (0.0, 0.06):  # an answer that was right by accident
+        assert "easier data" in said(rare) and "learning_rate" not in said(rare)
+
+
 def test_no_signal_is_not_reported_as_flat_too() -> None:
     assert names(history(30, 0.0, uniform_groups=1.0)) == {"no reward signal"}
 

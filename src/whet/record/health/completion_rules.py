@@ -153,6 +153,7 @@ def _repetition(history: History) -> HealthFinding | None:
 LENGTH_RULES = (_truncation, _collapse, _blow_up, _repetition)
 
 FEWEST_IN_GROUP, FEWEST_IN_STEP = 4, 16  # completions
+EARNED = 0.2  # mean score of a step that no accident explains
 LOST = 0.05  # of the score, at least
 MOSTLY = 0.8  # of the groups: where all are right, so many agree at least
 
@@ -195,6 +196,12 @@ def _no_signal(history: History) -> HealthFinding | None:
         return problem(f"{evidence}{measured}", "the reward does not depend on the completion", try_it)
     if history.score > FAILED and (history.rising or len(history.steps) < TREND_STEPS):
         return None
+    if history.score <= FAILED and (earned := max(history.scores)) >= EARNED:
+        evidence += f", after up to {number(earned)} before"
+        cause = "the policy no longer does what it could do: updates were too large, unless the later data is harder"
+        return problem(
+            evidence, cause, history.lower("optimizer.learning_rate"), "begin again from the best checkpoint"
+        )
     if history.score <= FAILED:
         cause = "every completion is wrong, so there is nothing to learn from"
         return problem(evidence, cause, "give easier data", *larger)
