@@ -1,6 +1,7 @@
 """What a results file says of itself."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -90,3 +91,10 @@ def test_a_table_made_from_an_archive_keeps_where_and_when_its_runs_were_made(tm
     }  # fmt: skip
     assert "code" not in record  # the code of today did not make these runs
     assert json.loads(write_results("old", {"x": 3}, tmp_path).read_text())["commit"] != "1"
+
+
+def test_a_child_has_this_tree_and_the_packages_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", ["script's own folder", "elsewhere/site-packages", ""])
+    paths = results_file.child_environment(MARK="1")["PYTHONPATH"].split(os.pathsep)
+    assert paths == [str(results_file.ROOT / "src"), "elsewhere/site-packages"]
+    assert results_file.child_environment(MARK="1")["MARK"] == "1"
