@@ -72,7 +72,7 @@ def test_archived_runs_are_judged_by_their_own_evaluations(slow: dict[str, list[
     assert judged(0.3, 0.8, 0.5) == "updates do harm"
     assert [judged(0.3, 0.8, 0.5, 0.8), judged(0.5, 0.45), judged(0.5)] == [""] * 3  # unsteady, lower, unknown
     real = [run for run in slow["tune"] if run["model"] == "0.5B"]
-    assert len(real) == 19 and {run["kind"] for run in real} == {"healthy"}
+    assert len(real) == 21 and {run["kind"] for run in real} == {"healthy"}
     names = [{run["name"] for run in half} for half in slow.values()]
     assert names[0] and names[1] and names[0].isdisjoint(names[1])
 
