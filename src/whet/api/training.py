@@ -304,7 +304,7 @@ def _run(session: TrainingSession, files: RunFiles, rewards: Any, callbacks: Seq
         from whet.record.log import RunRecorder
         from whet.record.recorded_tokens import TokenSettings
         from whet.reward.run_record import note_version, record_effect, write_version
-        from whet.training.assembly.assembly import assemble  # noqa: F401  # for `_assemble`, with most of torch
+        from whet.training.assembly.assembly import assemble  # noqa: F401  # seconds that `_assemble` would hide
         from whet.training.run_loop import notify, refuse_lost, run_training
 
     if not session.is_first:
