@@ -15,7 +15,7 @@ from tests.envs.test_agent import prompts
 from tests.support.packages import needs
 from tests.support.scripted import TOKEN, ScriptedEngine, ask, serving, tool_tokenizer
 from whet.data.packing import token_batch
-from whet.envs.serve import web
+from whet.envs.serve import endpoint, web
 from whet.envs.serve.agent import AgentLimits, AgentRunner
 from whet.envs.serve.call_tree import CallRecord
 from whet.envs.serve.constraints import Grammars
@@ -310,6 +310,18 @@ def test_a_stream_comes_in_pieces_as_it_is_written(address, path, prompt, more):
     assert "".join(pieces) == said.get("text", (said.get("message") or {}).get("content"))
     assert sum(bool(piece) for piece in pieces) > 1
     assert choices[-1]["finish_reason"] == said["finish_reason"]
+
+
+def test_what_was_written_before_a_client_listens_still_comes_in_pieces(address, monkeypatch):
+    async def late(*given):
+        time.sleep(0.3)  # the completion is written meanwhile
+        async for event in _streamed(*given):
+            yield event
+
+    _streamed = endpoint._streamed
+    monkeypatch.setattr(endpoint, "_streamed", late)
+    events = streamed(address, "/v1/completions", {"prompt": "3+4=", "temperature": 0, "max_tokens": 40})
+    assert sum(bool(event["choices"][0]["text"]) for event in events) > 1
 
 
 @pytest.mark.parametrize("tools", [[], [{"type": "function", **PICK["function"]}]])

@@ -108,10 +108,18 @@ class HttpEndpoint:
         record = self._admitted(request)
         call = api.parse(wire.parse_body(await _body(request)) if body is None else body)
         self._check_model(call.model)
-        job, name = self._queue.submit(record, call), call.model or self._model
-        if call.stream:
-            return web.event_response(_streamed(job, name, api.events(call)))
-        return web.json_response(api.whole(call, await _awaited(request, job), name))
+        name = call.model or self._model
+        if not call.stream:
+            job = self._queue.submit(record, call)
+            return web.json_response(api.whole(call, await _awaited(request, job), name))
+        loop, pieces = asyncio.get_running_loop(), asyncio.Queue[tuple[int, str]]()
+
+        def hear(choice: int, text: str) -> None:
+            loop.call_soon_threadsafe(pieces.put_nowait, (choice, text))
+
+        # followed from its first token on, however soon the engine begins
+        job = self._queue.submit(record, call, hear)
+        return web.event_response(_streamed(job, pieces, name, api.events(call)))
 
     async def _complete(self, request: Any) -> Any:
         """What follows a text; or, with `prompt_logprobs`, the log-probabilities of given tokens."""
@@ -209,17 +217,14 @@ GENERATE = Api(wire.parse_generate, wire.generate_json, wire.ChatEvents)  # whic
 RESPONSES = Api(responses.parse_responses, responses.response_json, responses.ResponseEvents)
 
 
-async def _streamed(job: Job, model: str, events: Events) -> AsyncIterator[str]:
+async def _streamed(
+    job: Job, pieces: asyncio.Queue[tuple[int, str]], model: str, events: Events
+) -> AsyncIterator[str]:
     """Server-sent events: pieces while the completion is written, or a comment now and then, and its end."""
-    loop, pieces = asyncio.get_running_loop(), asyncio.Queue[tuple[int, str]]()
     waiting = asyncio.wrap_future(job.future)
     head = ServedCompletions(job.id, job.created, (), ())
     is_whole = False
 
-    def hear(choice: int, text: str) -> None:
-        loop.call_soon_threadsafe(pieces.put_nowait, (choice, text))
-
-    job.on_text = hear
     try:
         while not waiting.done() or not pieces.empty():
             fresh = [] if pieces.empty() else [pieces.get_nowait()]

@@ -41,12 +41,17 @@ MOST_ROWS = 128  # of a session whose requests ask for several completions
 LEAST_PROMPT = 256  # tokens that a session has room for before the first completion
 
 
+TextListener = Callable[[int, str], None]
+"""Is told (choice, new text) while a completion is written, on the engine's thread."""
+
+
 @dataclass(eq=False)
 class Job:
     """A request on its way through the engine."""
 
     record: CallRecord
     request: CallRequest
+    on_text: TextListener | None = None
     future: Future[ServedCompletions] = field(default_factory=Future)
     is_gone: bool = False  # its client went away
     calls: list[ModelCall] = field(default_factory=list)
@@ -54,7 +59,6 @@ class Job:
     id: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
     grammar: str = ""  # that each completion must follow
-    on_text: Callable[[int, str], None] | None = None  # is told (choice, new text) while a completion is written
     streamed: dict[int, int] = field(default_factory=dict)  # characters of each choice that it was sent
     sampling: Sampling | None = None
     prompted: ModelCall | None = None  # its tokens, once they are known
@@ -128,8 +132,8 @@ class RequestQueue:
 
     # ---- any thread
 
-    def submit(self, record: CallRecord, request: CallRequest) -> Job:
-        """Hand a request in; its future gets the result, or a `BadCall`."""
+    def submit(self, record: CallRecord, request: CallRequest, on_text: TextListener | None = None) -> Job:
+        """Hand a request in; its future gets the result, or a `BadCall`, and `on_text` what is written before."""
         with self._lock:
             if not self.is_open:
                 raise BadCall("nobody writes completions at the moment", status=503, code="not_ready")
@@ -137,7 +141,7 @@ class RequestQueue:
                 self.counts["refused_busy"] += 1
                 raise BadCall(f"{MOST_WAITING} requests are waiting already", status=429, code="too_many_requests")
             self._num_queued += 1
-            job = Job(record, request)
+            job = Job(record, request, on_text)
             self._queue.put(job)
         self._wake.set()
         return job
