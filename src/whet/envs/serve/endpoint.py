@@ -217,9 +217,7 @@ GENERATE = Api(wire.parse_generate, wire.generate_json, wire.ChatEvents)  # whic
 RESPONSES = Api(responses.parse_responses, responses.response_json, responses.ResponseEvents)
 
 
-async def _streamed(
-    job: Job, pieces: asyncio.Queue[tuple[int, str]], model: str, events: Events
-) -> AsyncIterator[str]:
+async def _streamed(job: Job, pieces: asyncio.Queue[tuple[int, str]], model: str, events: Events) -> AsyncIterator[str]:
     """Server-sent events: pieces while the completion is written, or a comment now and then, and its end."""
     waiting = asyncio.wrap_future(job.future)
     head = ServedCompletions(job.id, job.created, (), ())
