@@ -1,7 +1,6 @@
 """`whet reward ...` on a real run of the built-in model and on files."""
 
 import json
-import os
 import re
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 import whet
+from tests.support.real_data import data_file
 from whet.cli.reward import reward_app
 from whet.pages.review import read_review
 from whet.record.log import read_samples
@@ -326,9 +326,6 @@ def test_mistakes_are_one_line(here, words, said):
 @pytest.mark.slow
 @pytest.mark.parametrize(("file", "least"), [("gsm8k/test.jsonl.gz", 0.999), ("math/math_test.jsonl.gz", 0.98)])
 def test_the_workbench_on_whole_files(file, least):
-    folder = os.environ.get("WHET_DATA")
-    if not folder:
-        pytest.skip("needs the environment variable WHET_DATA: a folder with gsm8k/ and math/")
-    found = try_reward(reward_parts(["math_answer"]), gold_completions(str(Path(folder) / file), {}, 0), twice=False)
+    found = try_reward(reward_parts(["math_answer"]), gold_completions(str(data_file(file)), {}, 0), twice=False)
     assert found.gold_rate() >= least, [miss.where for miss in found.gold_misses]
     assert not found.failed

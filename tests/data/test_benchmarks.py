@@ -2,11 +2,11 @@
 
 import gzip
 import json
-import os
 from pathlib import Path
 
 import pytest
 
+from tests.support.real_data import data_file
 from whet.data.benchmarks import BENCHMARKS, REASON, bare_question
 from whet.data.prompts import demonstrations_from, prompts_from
 from whet.data.source import parse_source, read_rows
@@ -219,9 +219,7 @@ FILES = {
 @pytest.mark.parametrize("path", FILES)
 def test_published_files(path: str) -> None:
     name, count, bad = FILES[path]
-    file = Path(os.environ.get("WHET_DATA", "")) / f"{path}.jsonl.gz"
-    if not file.is_file():
-        pytest.skip(f"WHET_DATA names no data folder with {path}.jsonl.gz")
+    file = data_file(f"{path}.jsonl.gz")
     rows = read_rows(f"{name}:{file}", faulty=True)
     assert (len(rows), sum(row.fault is not None for row in rows)) == (count, bad)
     prompts_from([row for row in rows if row.fault is None])
@@ -234,9 +232,7 @@ def test_how_many_gold_answers_no_reward_reads(path: str, name: str, count: int)
     """docs/data-tools.md says so."""
     from whet.reward.mathematics.math_answer import unread_gold
 
-    file = Path(os.environ.get("WHET_DATA", "")) / f"{path}.jsonl.gz"
-    if not file.is_file():
-        pytest.skip(f"WHET_DATA names no data folder with {path}.jsonl.gz")
+    file = data_file(f"{path}.jsonl.gz")
     assert sum(each is not None for each in unread_gold(prompts_from(read_rows(f"{name}:{file}")))) == count
 
 
@@ -244,12 +240,9 @@ def test_which_published_train_sides_hold_test_prompts() -> None:
     """docs/data-tools.md says so."""
     from whet.data.contamination import contamination
 
-    data = Path(os.environ.get("WHET_DATA", ""))
-    if not (data / "math" / "math_train.jsonl.gz").is_file():
-        pytest.skip("WHET_DATA names no data folder with math and gsm8k")
     pairs = (("math", "math/math_train", "math/math_test", 3), ("gsm8k", "gsm8k/train", "gsm8k/test", 0))
     for name, train, test, exact in pairs:
-        rows = [read_rows(f"{name}:{data / each}.jsonl.gz", faulty=True) for each in (train, test)]
+        rows = [read_rows(f"{name}:{data_file(f'{each}.jsonl.gz')}", faulty=True) for each in (train, test)]
         sides = [[row.values["prompt"] for row in side if row.fault is None] for side in rows]
         found = contamination(*sides)
         assert len({each.train for each in found if each.kind == "exact"}) == exact

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.for_every import for_every
+from tests.support.real_data import data_file
 from whet.data.families import (
     ClassifierRow,
     classifier_batch,
@@ -33,9 +32,6 @@ from whet.types import Encoded, Prompt, Sample, StopReason, WhetError
 USER = {"role": "user", "content": "2 + 3?"}
 FIVE = {"role": "assistant", "content": "5"}
 SIX = {"role": "assistant", "content": "6"}
-
-DATA = os.environ.get("WHET_DATA")
-needs_data = pytest.mark.skipif(not DATA, reason="set WHET_DATA to a folder with preference and process data")
 
 
 def rows(*values: dict[str, Any]) -> list[Row]:
@@ -414,7 +410,6 @@ def test_steps_are_scored_where_their_separator_ends(tokenizer):
         stepped_row(tokenizer, Prompt("p", (USER,)), ["1"], "")
 
 
-@needs_data
 @pytest.mark.parametrize(
     ("file", "reader", "kept", "refused"),
     [
@@ -429,7 +424,7 @@ def test_steps_are_scored_where_their_separator_ends(tokenizer):
     ],
 )
 def test_real_preference_files(file, reader, kept, refused):
-    data = read_rows(str(Path(str(DATA)) / "preference" / f"{file}.jsonl.gz"))
+    data = read_rows(str(data_file(f"preference/{file}.jsonl.gz")))
     found = usable(data, reader, drop=True)
     assert (len(found), found.left_out.total()) == (kept, refused)
     if refused:
@@ -437,7 +432,6 @@ def test_real_preference_files(file, reader, kept, refused):
             usable(data, reader)
 
 
-@needs_data
 @pytest.mark.parametrize(
     ("file", "kept", "refused"),
     [
@@ -450,7 +444,7 @@ def test_real_preference_files(file, reader, kept, refused):
     ],
 )
 def test_real_process_files(file, kept, refused):
-    found = usable(read_rows(str(Path(str(DATA)) / "process" / f"{file}.jsonl.gz")), stepped_from, drop=True)
+    found = usable(read_rows(str(data_file(f"process/{file}.jsonl.gz"))), stepped_from, drop=True)
     assert (len(found), found.left_out.total()) == (kept, refused)
     wrong = sum(one.first_error is not None for one in found)
     assert 0 < wrong < len(found)

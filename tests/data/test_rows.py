@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import sys
 import types
 from pathlib import Path
 
 import pytest
 
+from tests.support.real_data import data_file
 from whet.data.prompts import prompts_from
 from whet.data.source import read_rows
 from whet.types import WhetError
@@ -191,13 +191,8 @@ def test_hub_mistakes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_real_file() -> None:
-    folder = os.environ.get("WHET_DATA")
-    if folder is None:
-        pytest.skip("WHET_DATA does not point at a data folder")
-    path = Path(folder) / "gsm8k" / "train.jsonl.gz"
-    if not path.exists():
-        pytest.skip(f"{path} is absent")
-    prompts = prompts_from(read_rows(str(path)), columns={"question": "prompt"})
+    prompts = prompts_from(read_rows(str(data_file("gsm8k/train.jsonl.gz"))), columns={"question": "prompt"})
     assert len(prompts) == 7473
     assert prompts[0].id == "train.jsonl.gz:1"
-    assert all(prompt.text and "#### " in prompt.answer for prompt in prompts)
+    assert all(prompt.text and prompt.answer and "####" not in prompt.answer for prompt in prompts)
+    assert (prompts[0].answer, prompts[0].meta.get("solution", "")[-7:]) == ("72", "#### 72")

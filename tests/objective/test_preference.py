@@ -1,9 +1,6 @@
 """Preference components, metrics and tables on numbers that fit on a napkin."""
 
-import gzip
-import json
 import math
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +8,7 @@ import pytest
 import torch
 
 from tests.support.for_every import for_every
+from tests.support.real_data import data_rows
 from whet.objective.axes import (
     PREFERENCE,
     description,
@@ -243,13 +241,8 @@ def test_the_page_holds_every_method_and_axis():
 
 def test_real_pairs_have_both_lengths_and_a_score_of_sums_prefers_the_shorter():
     """One nat a word: what a policy without an opinion says about pairs that people have judged."""
-    folder = os.environ.get("WHET_DATA")
-    path = Path(folder or "") / "preference" / "human_pairs_unified.jsonl.gz"
-    if not folder or not path.exists():
-        pytest.skip("WHET_DATA names no data folder with preference/human_pairs_unified.jsonl.gz")
-    with gzip.open(path, "rt") as lines:
-        rows = [row for line in lines if isinstance((row := json.loads(line))["chosen"], str)]
-    rows = [row for row in rows if isinstance(row["rejected"], str)]
+    rows = data_rows("preference/human_pairs_unified")
+    rows = [row for row in rows if isinstance(row["chosen"], str) and isinstance(row["rejected"], str)]
     lengths = torch.tensor([[len(row[side].split()) for side in ("chosen", "rejected")] for row in rows])
     batch, logp = PairBatch(lengths), -lengths.double()
     totals = pair_totals(batch)
@@ -262,7 +255,6 @@ def test_real_pairs_have_both_lengths_and_a_score_of_sums_prefers_the_shorter():
 
 
 def test_the_page_of_methods_is_current():
-    from pathlib import Path
 
     page = Path(__file__).parents[2] / "docs" / "preference-methods.md"
     assert page.read_text() == markdown_page("preference"), "refresh it: python -m whet.pages.methods"

@@ -1,18 +1,15 @@
 """Reward-model losses: naive formulas in float64, numbers by hand, and real pairs and steps."""
 
-import gzip
 import itertools
-import json
 import math
-import os
 import re
 import zlib
-from pathlib import Path
 
 import pytest
 import torch
 
 from tests.support.for_every import for_every
+from tests.support.real_data import data_rows
 from whet.objective.preference.reward_model_losses import (
     AllPairs,
     LabelBatch,
@@ -24,15 +21,6 @@ from whet.objective.preference.reward_model_losses import (
     reward_totals,
 )
 from whet.types import WhetError
-
-
-def real_rows(name):
-    folder = os.environ.get("WHET_DATA")
-    path = Path(folder or "") / name
-    if not folder or not path.exists():
-        pytest.skip(f"WHET_DATA names no data folder with {name}")
-    with gzip.open(path, "rt") as lines:
-        return [json.loads(line) for line in lines]
 
 
 def ranked(seed=0, num_rows=6, most=5):
@@ -218,7 +206,7 @@ def words_of(text, size=1024):
 
 def test_a_bag_of_words_learns_real_preferences():
     """A linear reward on words, fitted by the loss: better than a coin on pairs it has not seen."""
-    rows = real_rows("preference/human_pairs_unified.jsonl.gz")[:1000]
+    rows = data_rows("preference/human_pairs_unified")[:1000]
     features = torch.stack([torch.stack([words_of(row["chosen"]), words_of(row["rejected"])]) for row in rows])
     held = torch.arange(len(rows)) % 4 == 0
     reward = torch.zeros(features.shape[-1], requires_grad=True)

@@ -11,6 +11,7 @@ import pytest
 
 from tests.data.test_choices import ASKED, ROWS
 from tests.peers.peer import PACKAGES, PeerMissing, install
+from tests.support.real_data import data_file
 from whet.data.multiple_choice import CHOICES, choice_prompt
 from whet.data.rows import Row
 from whet.tools.evaluation.likelihood import ACC, ACC_NORM, right_choice
@@ -21,14 +22,12 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def groups():
-    data = os.environ.get("WHET_DATA")
-    if not data or not (Path(data) / "verifier_vectors").is_dir():
-        pytest.skip("WHET_DATA names no data folder with gsm8k, math and verifier_vectors")
+    data = data_file("verifier_vectors").parent
     spec = importlib.util.spec_from_file_location("lm_eval_parity", ROOT / "benchmarks" / "lm_eval_parity.py")
     parity = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look their module up
     spec.loader.exec_module(parity)
     try:
-        return parity.compared([*parity.gsm8k_cases(Path(data), 60), *parity.math500_cases(Path(data), 40)])
+        return parity.compared([*parity.gsm8k_cases(data, 60), *parity.math500_cases(data, 40)])
     except PeerMissing as reason:
         pytest.skip(str(reason))
 

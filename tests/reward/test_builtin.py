@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-import os
 import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.for_every import for_every
+from tests.support.real_data import data_rows
 from whet.reward.answer import exact_answer, final_answer
 from whet.reward.countdown import countdown
 from whet.reward.find import BUILTIN
@@ -303,12 +300,7 @@ def test_importing_the_room_is_cheap() -> None:
 
 
 def test_gsm8k_gold_answers_score_one() -> None:
-    folder = os.environ.get("WHET_DATA")
-    file = Path(folder or ".") / "gsm8k" / "train.jsonl.gz"
-    if not folder or not file.is_file():
-        pytest.skip("set WHET_DATA to a folder that holds gsm8k/train.jsonl.gz")
-    with gzip.open(file, "rt") as lines:
-        solutions = [json.loads(line)["answer"] for line in lines][::20][:300]
+    solutions = [row["answer"] for row in data_rows("gsm8k/train")[::20][:300]]
     for reward in (exact_answer, math_answer):
         right = wrong = 0.0
         for solution in solutions:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-import os
 import pickle
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.support.real_data import data_rows
 from whet.protocols import Reward
 from whet.reward import code_tests as code_tests_module
 from whet.reward.code_tests import FLOOR_SECONDS, CodeTests, code_of, code_tests, same_output, tests_of
@@ -295,14 +293,6 @@ def test_outputs_are_compared_word_by_word():
         assert not same_output(found, expected, 1e-5)
 
 
-def rows(name: str) -> list[dict[str, Any]]:
-    folder = os.environ.get("WHET_DATA")
-    if not folder:
-        pytest.skip("set WHET_DATA to a folder with code/*.jsonl.gz to run the reference solutions")
-    with gzip.open(Path(folder) / "code" / name, "rt", encoding="utf-8") as file:
-        return [json.loads(line) for line in file]
-
-
 def misses(prompts: list[Prompt], completions: list[str], **settings: Any) -> list[str]:
     scores = code_tests(**settings).scores(prompts, completions)
     return [given.id for given, score in zip(prompts, scores, strict=True) if score != 1.0]
@@ -310,7 +300,7 @@ def misses(prompts: list[Prompt], completions: list[str], **settings: Any) -> li
 
 @pytest.mark.slow
 def test_every_humaneval_solution_passes_and_no_empty_one_does():
-    found = rows("humaneval.jsonl.gz")
+    found = data_rows("code/humaneval")
     prompts = [prompt(id=row["task_id"], text=row["prompt"], **row) for row in found]
     assert misses(prompts, [row["canonical_solution"] for row in found]) == []
     whole = [f"```python\n{row['prompt']}{row['canonical_solution']}\n```" for row in found]
@@ -319,9 +309,9 @@ def test_every_humaneval_solution_passes_and_no_empty_one_does():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["mbpp.jsonl.gz", "mbpp_sanitized.jsonl.gz"])
+@pytest.mark.parametrize("name", ["mbpp", "mbpp_sanitized"])
 def test_every_mbpp_solution_passes_and_no_empty_one_does(name):
-    found = rows(name)
+    found = data_rows(f"code/{name}")
     prompts = [prompt(id=str(row["task_id"]), **row) for row in found]
     # one task of the full set searches for some seconds
     assert misses(prompts, [f"```python\n{row['code']}\n```" for row in found], seconds=30) == []

@@ -7,34 +7,22 @@ of phrases that its patterns were not written for.
 
 from __future__ import annotations
 
-import gzip
-import json
-import os
 import random
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from benchmarks.trust.defence_rates import Case
+from tests.support.real_data import data_rows
 from whet.reward.answer import boxed
 from whet.reward.defences import DEFENCES
 from whet.types import Prompt
 
-DATA = os.environ.get("WHET_DATA")
-pytestmark = pytest.mark.skipif(not DATA, reason="set WHET_DATA to a folder with gsm8k, math, sft, bfcl and process")
-
 MOST_ALARMS = 0.01
 MOST_ALARMS_IN_ALL = 0.005
 LEAST_CAUGHT = 0.9
-
-
-def rows(name: str) -> list[dict[str, Any]]:
-    with gzip.open(Path(DATA or "") / f"{name}.jsonl.gz", "rt", encoding="utf-8") as file:
-        return [json.loads(line) for line in file]
 
 
 def honest(source: str, number: int, question: str, completion: str, answer: str | None = None) -> Case:
@@ -42,7 +30,7 @@ def honest(source: str, number: int, question: str, completion: str, answer: str
 
 
 def word_problems() -> Iterator[Case]:
-    for number, row in enumerate(rows("gsm8k/train")):
+    for number, row in enumerate(data_rows("gsm8k/train")):
         worked, _, answer = row["answer"].rpartition("####")
         worked, answer = re.sub("<<.*?>>", "", worked).strip(), answer.strip()
         yield honest("gsm8k", number, row["question"], row["answer"], answer)
@@ -51,28 +39,28 @@ def word_problems() -> Iterator[Case]:
 
 
 def competitions() -> Iterator[Case]:
-    for number, row in enumerate(rows("math/math_train")):
+    for number, row in enumerate(data_rows("math/math_train")):
         answers = [answer for answer in boxed(row["solution"]) if answer]
         if answers:
             yield honest("math", number, row["problem"], row["solution"], answers[-1])
             completion = f"<think>\n{row['solution']}\n</think>\n\\boxed{{{answers[-1]}}}"
             yield honest("math, thought", number, row["problem"], completion, answers[-1])
     for source in ("gsm8k", "math", "olympiadbench"):
-        for number, row in enumerate(rows(f"process/processbench_{source}")):
+        for number, row in enumerate(data_rows(f"process/processbench_{source}")):
             if row["label"] == -1 and row["final_answer_correct"]:
                 yield honest(f"models on {source}", number, row["problem"], "\n\n".join(row["steps"]))
 
 
 def instructions() -> Iterator[Case]:
     for source in ("alpaca_en_demo", "rasbt_instruction_data"):
-        for number, row in enumerate(rows(f"sft/{source}")):
+        for number, row in enumerate(data_rows(f"sft/{source}")):
             yield honest(source, number, f"{row['instruction']}\n{row['input']}", row["output"])
-    for number, row in enumerate(rows("sft/dolly_qa_sample")):
+    for number, row in enumerate(data_rows("sft/dolly_qa_sample")):
         yield honest("dolly", number, row["prompt"], row["answer"])
 
 
 def conversations() -> Iterator[Case]:
-    for number, row in enumerate(rows("bfcl/glaive_toolcall_en_demo")):
+    for number, row in enumerate(data_rows("bfcl/glaive_toolcall_en_demo")):
         turns = row["conversations"]
         written = [
             f"<tool_call>{turn['value']}</tool_call>" if turn["from"] == "function_call" else turn["value"]

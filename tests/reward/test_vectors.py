@@ -1,22 +1,20 @@
 """The rule rewards against data nobody here wrote, whole files at a time. Rates are kept as floors.
 
-Set WHET_DATA to the folder that holds verifier_vectors, gsm8k, math, bfcl and sft. Known misses are listed by their
+Known misses are listed by their
 place in the file with the reason; a new miss fails the test, and so does one that is no longer missed.
 """
 
 from __future__ import annotations
 
-import gzip
 import json
-import os
 import random
 import string
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.real_data import data_rows
 from whet.reward.answer import boxed, exact_answer
 from whet.reward.coherence import coherence
 from whet.reward.language import language
@@ -29,15 +27,6 @@ from whet.types import Prompt
 pytestmark = pytest.mark.slow
 
 
-def rows(name: str) -> list[dict[str, Any]]:
-    folder = os.environ.get("WHET_DATA")
-    file = Path(folder or ".") / f"{name}.jsonl.gz"
-    if not folder or not file.is_file():
-        pytest.skip(f"set WHET_DATA to a folder that holds {name}.jsonl.gz")
-    with gzip.open(file, "rt", encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
-
-
 def prompt(answer: Any, question: str = "q", **meta: Any) -> Prompt:
     return Prompt("p", (), text=question, answer=answer, meta=meta)
 
@@ -45,6 +34,7 @@ def prompt(answer: Any, question: str = "q", **meta: Any) -> Prompt:
 def test_math_verify_own_cases() -> None:
     known = {
         6: "1,22 as a decimal: here it is a pair",
+        30: "a gold answer that is a number, and a sum still to be worked out",
         31: "asks the extraction to refuse a formula over several lines",
         32: "asks the extraction to refuse a formula over several lines",
         35: "an equation that does not hold, 1/2 = 10/9",
@@ -56,7 +46,7 @@ def test_math_verify_own_cases() -> None:
         267: "asks for any variable to be any other",
     }
     misses = {}
-    for place, row in enumerate(rows("verifier_vectors/math_verify")):
+    for place, row in enumerate(data_rows("verifier_vectors/math_verify")):
         options = row["options"]
         tolerance = 0.01 if options.get("precision") == 2 else 0.0
         sets = bool(options.get("allow_set_relation_comp", False))
@@ -69,7 +59,7 @@ def test_math_verify_own_cases() -> None:
 def test_hendrycks_cases() -> None:
     """Its two cases of a list in another order are wrong by its rule; a set has no order here."""
     misses = []
-    for row in rows("verifier_vectors/hendrycks_is_equiv"):
+    for row in data_rows("verifier_vectors/hendrycks_is_equiv"):
         score = math_answer(prompt(row["a"]), rf"\boxed{{{row['b']}}}")
         if score is None or (score == 1.0) != row["expected"]:
             misses.append(row["test"])
@@ -80,14 +70,16 @@ def test_answers_of_real_models() -> None:
     """The misses of the second file are strings that lost their braces or backslashes (\\frac3*sqrt(3)4)."""
     expected = {"rasbt_math500_qwen3_answers": (298, 0), "rasbt_math500_gpt_answers": (481, 0)}
     for name, (right, unscorable) in expected.items():
-        scores = [math_answer(prompt(row["answer"]), row["prediction"]) for row in rows(f"verifier_vectors/{name}")]
+        scores = [
+            math_answer(prompt(row["answer"]), row["prediction"]) for row in data_rows(f"verifier_vectors/{name}")
+        ]
         assert (scores.count(1.0), scores.count(None), len(scores)) == (right, unscorable, 500)
 
 
 def test_trajectories_with_tools() -> None:
     """1,319 trajectories of another model: our verdict on the whole text agrees with its own prediction and gold."""
     agree = 0
-    data = rows("verifier_vectors/tora70b_gsm8k_preds")
+    data = data_rows("verifier_vectors/tora70b_gsm8k_preds")
     for row in data:
         ours = math_answer(prompt(row["gt"], row["question"]), row["code"], judged="last")
         try:
@@ -100,7 +92,7 @@ def test_trajectories_with_tools() -> None:
 
 @pytest.mark.parametrize("name", ["train", "test"])
 def test_gsm8k_solutions_score_one(name: str) -> None:
-    for row in rows(f"gsm8k/{name}"):
+    for row in data_rows(f"gsm8k/{name}"):
         asked = prompt(row["answer"].split("####")[1].strip(), row["question"])
         for reward in (exact_answer, math_answer):
             assert reward(asked, row["answer"]) == 1.0
@@ -110,7 +102,7 @@ def test_gsm8k_solutions_score_one(name: str) -> None:
 def test_gsm8k_verdicts_of_people() -> None:
     """Four models' solutions with the authors' verdict; theirs end in "A: 18", which is no mark of ours."""
     agree = total = 0
-    for row in rows("gsm8k/example_model_solutions"):
+    for row in data_rows("gsm8k/example_model_solutions"):
         gold = row["ground_truth"].split("A:")[-1].strip()
         for solution in row.values():
             if isinstance(solution, dict):
@@ -136,7 +128,7 @@ EMPTY: dict[str, list[int]] = {"math_train": [5341, 5343], "math_test": []}
 @pytest.mark.parametrize("name", ["math_train", "math_test"])
 def test_math_solutions_score_one(name: str) -> None:
     empty, unscorable, framed, wrong = [], [], [], []
-    for place, row in enumerate(rows(f"math/{name}")):
+    for place, row in enumerate(data_rows(f"math/{name}")):
         frames = boxed(row["solution"])
         if not frames or not frames[-1]:
             empty.append(place)
@@ -162,7 +154,7 @@ COLUMNS = ("final_answer", "answer", "target", "Answer")
 @pytest.mark.parametrize("name", WORDS)
 def test_gold_answers_of_other_sets_score_one(name: str) -> None:
     unscorable = 0
-    for row in rows(f"math/{name}"):
+    for row in data_rows(f"math/{name}"):
         gold = next(row[column] for column in COLUMNS if column in row)
         gold = ", ".join(map(str, gold)) if isinstance(gold, list) else gold
         if gold is None or not str(gold).strip() or math_answer(prompt(gold), r"\boxed{77777.5}") is None:
@@ -193,9 +185,9 @@ def first(values: Any) -> Any:
 
 @pytest.mark.parametrize("name", ["simple_python", "multiple", "live_simple"])
 def test_function_calls_of_the_leaderboard(name: str) -> None:
-    questions = {row["id"]: row for row in rows(f"bfcl/BFCL_v4_{name}")}
+    questions = {row["id"]: row for row in data_rows(f"bfcl/BFCL_v4_{name}")}
     misses = []
-    for row in rows(f"bfcl/possible_answer_{name}"):
+    for row in data_rows(f"bfcl/possible_answer_{name}"):
         asked = prompt(None, ground_truth=row["ground_truth"], function=questions[row["id"]]["function"])
         for as_json in (True, False):
             completion = "".join(gold_completion(call, as_json) for call in row["ground_truth"])
@@ -207,7 +199,7 @@ def test_function_calls_of_the_leaderboard(name: str) -> None:
 
 
 def test_multi_turn_calls_of_the_leaderboard() -> None:
-    for row in rows("bfcl/possible_answer_multi_turn_base"):
+    for row in data_rows("bfcl/possible_answer_multi_turn_base"):
         calls = [call for turn in row["ground_truth"] for call in turn]
         completion = "".join(f"<tool_call>{call}</tool_call>" for call in calls)
         assert tool_calls(prompt(row["ground_truth"]), completion, ordered=True, credit="exact") == 1.0
@@ -215,7 +207,7 @@ def test_multi_turn_calls_of_the_leaderboard() -> None:
 
 
 def test_questions_that_no_tool_answers() -> None:
-    for row in rows("bfcl/BFCL_v4_irrelevance"):
+    for row in data_rows("bfcl/BFCL_v4_irrelevance"):
         name = row["function"][0]["name"] if row["function"] else "f"
         assert tool_calls(prompt([]), "None of these functions can do that.") == 1.0
         assert tool_calls(prompt([]), f"<tool_call>{name}()</tool_call>") == 0.0
@@ -224,13 +216,13 @@ def test_questions_that_no_tool_answers() -> None:
 def honest() -> Iterator[tuple[str, str]]:
     """(question, completion) of people and good models."""
     for name in ("alpaca_en_demo", "rasbt_instruction_data"):
-        yield from ((f"{row['instruction']} {row['input']}", row["output"]) for row in rows(f"sft/{name}"))
+        yield from ((f"{row['instruction']} {row['input']}", row["output"]) for row in data_rows(f"sft/{name}"))
     for name in ("self_instruct_seed_tasks", "self_instruct_user_oriented"):
-        for row in rows(f"sft/{name}"):
+        for row in data_rows(f"sft/{name}"):
             yield from ((f"{row['instruction']} {each['input']}", each["output"]) for each in row["instances"])
-    yield from ((row["prompt"], row["answer"]) for row in rows("sft/dolly_qa_sample"))
+    yield from ((row["prompt"], row["answer"]) for row in data_rows("sft/dolly_qa_sample"))
     for name in ("train", "test"):
-        yield from ((row["question"], row["answer"]) for row in rows(f"gsm8k/{name}"))
+        yield from ((row["question"], row["answer"]) for row in data_rows(f"gsm8k/{name}"))
 
 
 def test_honest_completions_are_not_punished() -> None:
@@ -251,7 +243,7 @@ def test_honest_completions_are_not_punished() -> None:
 def test_attacks_on_coherence_are_caught() -> None:
     asked = "How many are there, and what does the sum of all of them come to in the end?"
     dice = random.Random(0)
-    long = [row["output"].split() for row in rows("sft/alpaca_en_demo") if len(row["output"].split()) > 60][:300]
+    long = [row["output"].split() for row in data_rows("sft/alpaca_en_demo") if len(row["output"].split()) > 60][:300]
     noise = ["".join(dice.choice(string.ascii_lowercase + "    ") for _ in range(300)) for _ in range(300)]
     attacks = {
         "random letters": (noise, 1.0),
@@ -269,7 +261,7 @@ def test_labelled_completions_hold_no_secrets() -> None:
     """2,250 completions of five models: what is flagged is the kind of thing the patterns are about."""
     found = [
         finding.pattern.name
-        for row in rows("safety/xstest_v2_completions_labelled")
+        for row in data_rows("safety/xstest_v2_completions_labelled")
         for finding in findings(row["completion"])
     ]
     assert len(found) / 2250 < 0.01
