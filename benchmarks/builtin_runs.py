@@ -237,6 +237,33 @@ def ttrl(folder: Path) -> dict[str, Any]:
     return composed("ttrl", folder)
 
 
+RATES = tuple(float(f"{1e-4 * 10 ** (third / 3):.2g}") for third in range(-3, 4))
+HELD_UP = ("dpop", "rpo", "rpo_iterative", "simpo")  # against likelihood displacement, or without a reference
+THREE_ROUNDS = {"rounds": 3, "stop": False}
+
+
+def self_rewarding(folder: Path) -> dict[str, Any]:
+    """`whet pipeline self_rewarding` over three rounds: rates over two decades, and methods that hold the chosen up."""
+    first = piped("self_rewarding", folder, settings=THREE_ROUNDS)
+    values = {"own": by_round(first)}
+    others = {f"{rate:g}": {"train": {"optimizer": {"learning_rate": rate}}} for rate in RATES}
+    for name, changes in (others | {method: {"method": method} for method in HELD_UP}).items():
+        own_name = f"self_rewarding-{name}"
+        if not (folder / own_name).exists():  # what comes before the first training is taken over
+            shutil.copytree(first, folder / f"{own_name}.part", dirs_exist_ok=True)
+            (folder / f"{own_name}.part").rename(folder / own_name)
+        values[name] = by_round(piped("self_rewarding", folder, own_name, merged(THREE_ROUNDS, changes)))
+    return values
+
+
+def by_round(run_folder: Path) -> dict[str, Any]:
+    """Greedy accuracy before the first round and after each, and what the last check says."""
+    stages = rlhf_smollm2.results_of(run_folder)
+    evals = {"0": "eval0"} | {str(number): f"round{number}-eval" for number in (1, 2, 3)}
+    rounds = {key: list(stages[stage]["sets"]["all"]["accuracy"]) for key, stage in evals.items() if stage in stages}
+    return {"rounds": rounds, "collapsed": "COLLAPSE" in stages["round3-collapse"]["summary"]}
+
+
 def piped(name: str, folder: Path, own_name: str = "", settings: Mapping[str, Any] | None = None) -> Path:
     """The folder of a finished pipeline, with its own settings unless others are given; what is done in it is kept."""
     from whet.tools.pipelines.runner import run_pipeline
@@ -367,6 +394,7 @@ PARTS = {
     "phased": phased,
     "distill": distill,
     "self_teaching": self_teaching,
+    "self_rewarding": self_rewarding,
     "r1": r1,
     "r1_zero": r1_zero,
     "rejection": rejection,

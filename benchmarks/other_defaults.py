@@ -100,6 +100,7 @@ GROUPS = (
     Group("lora-policy", ("grpo",), 1e-3, ADAPTERS),
     Group("lora-preference", ("dpo",), 1e-3, ADAPTERS),
     Group("sft", ("sft",), 1e-3, merged(TASK, {"model": {"name": LAYERS}, "steps": 60})),
+    Group("student-policy", ("grpo",), 1e-4, merged(TASK, {"model": {"name": STUDENT}, "steps": 80})),
     Group("teacher-unread", ("sdft", "sdpo"), 1e-3),  # the built-in model as it is: it cannot use what it reads
 )
 

@@ -199,7 +199,7 @@ def test_arithmetic_is_bounded_and_leaves_the_process_alone():
         Completion(written(["logarithm(value=10.0, base=2.0, precision=50)", "square_root(number=2, precision=50)"]))
     )
     assert (mpmath.mp.prec, decimal.getcontext().prec) == before
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 10
 
 
 def test_a_seed_chooses_a_task():

@@ -77,7 +77,7 @@ def test_everything_else_is_a_failure_in_one_line(expression, problem):
     started = time.monotonic()
     with pytest.raises(ToolFailed, match=problem) as met:
         calculator(expression)
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < 10
     assert "\n" not in str(met.value)
 
 

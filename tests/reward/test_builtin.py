@@ -270,7 +270,7 @@ def test_math_answer(gold: Any, completion: str, expected: float | None) -> None
 def test_math_answer_is_not_stopped_by_an_endless_comparison(answer: str) -> None:
     started = time.monotonic()
     assert math_answer(SEVEN, rf"\boxed{{{answer}}}") == 0.0
-    assert time.monotonic() - started < 1.5
+    assert time.monotonic() - started < 15
 
 
 def test_math_answer_off_the_main_thread() -> None:

