@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from results_file import ROOT, add_results_flag, write_results
+from results_file import ROOT, add_results_flag, child_environment, write_results
 from workers import run_all
 
 sys.path.insert(0, str(ROOT / "src"))
@@ -69,10 +69,10 @@ def trained_as(folder: Path, name: str, method: str, settings: Mapping[str, Any]
     return whet.train(method, config=merged(THREAD, settings), folder=str(run_folder), console=False)
 
 
-def evaluated(*words: str) -> dict[str, Any]:
-    """What `whet eval WORDS --json` prints."""
+def evaluated(folder: Path, *words: str) -> dict[str, Any]:
+    """What `whet eval WORDS --json` prints; its completions stay in the folder."""
     command = [sys.executable, "-m", "whet", "eval", *words, "--set", "model.threads=1", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=child_environment())
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
     return dict(json.loads(done.stdout))
@@ -115,8 +115,8 @@ def whetstone(folder: Path) -> dict[str, Any]:
     """What the built-in model can do before any training."""
     values = {}
     for task in TASKS:
-        greedy = evaluated("whetstone", "--data", f"task:{task}")
-        drawn = evaluated("whetstone", "--data", f"task:{task}", "--samples", "8", "--set", "eval.prompts=60")
+        greedy = evaluated(folder, "whetstone", "--data", f"task:{task}")
+        drawn = evaluated(folder, "whetstone", "--data", f"task:{task}", "--samples", "8", "--set", "eval.prompts=60")
         values[task] = {"greedy": numbers(greedy), "drawn": numbers(drawn)}
     return values
 
@@ -132,7 +132,7 @@ def rerank(folder: Path) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for kind in REWARD_MODELS:
         trained(folder, kind)
-        told = evaluated("whetstone", "--samples", "16", "--rerank", str(folder / kind))["rerank"]
+        told = evaluated(folder, "whetstone", "--samples", "16", "--rerank", str(folder / kind))["rerank"]
         for line in told["lines"]:
             name = " ".join(filter(None, (kind if line["scorer"] else "", line["way"], line["aggregate"])))
             values[name] = {str(point["n"]): point["value"] for point in line["values_by_n"]}
@@ -425,12 +425,13 @@ def main() -> None:
     unknown = [part for part in chosen.parts.split(",") if part not in PARTS]
     if unknown:
         raise SystemExit(f"--parts {unknown[0]}: give some of {', '.join(PARTS)}, with commas between them")
-    parts = chosen.parts.split(",")
+    parts, folder = chosen.parts.split(","), chosen.folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
     if chosen.workers > 1:
         names = dict.fromkeys(name for part in parts for name in NEEDS.get(part, ()))
-        run_all(prepare, [(chosen.folder, name) for name in names], chosen.workers)
+        run_all(prepare, [(folder, name) for name in names], chosen.workers)
     for part in parts:
-        values = PARTS[part](chosen.folder)
+        values = PARTS[part](folder)
         print(f"{part}\n{json.dumps(values, indent=1)}", flush=True)
         if chosen.results:
             write_results(f"{chosen.results}_{part}", values)
