@@ -3,7 +3,8 @@
     python benchmarks/other_defaults.py --workers 16 --seconds 1200 --results
     python benchmarks/other_defaults.py --only teacher-whole,critic --seeds 1
 
-Every run is `whet train METHOD` on the built-in model as a user has it, except for one value, mostly its learning rate;
+Every run is `whet train METHOD` on the built-in model as a user has it, except for one value, mostly its learning rate
+(warm-up and the clip of the gradient's norm are tried at ten times the default rate, where a run could go astray);
 methods with a teacher train the student of `whet pipeline distill`, and those with a reward model the policy of `whet
 pipeline rlhf`. A run that is there already in --folder is not repeated. The table goes to results/other_defaults.json
 and the runs to benchmarks/runs/other_defaults.jsonl.xz.
@@ -23,7 +24,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite, log10, sqrt
+from math import inf, isfinite, log10, sqrt
 from pathlib import Path
 from statistics import fmean, variance
 from typing import Any
@@ -41,6 +42,7 @@ STEPS = range(-3, 4)  # thirds of a decade on either side of the middle
 ERRORS = 2.0  # standard errors that count as noise
 PROMPTS = 200  # of an evaluation
 RATE, CRITIC_RATE = "optimizer.learning_rate", "critic.learning_rate"
+WARMUP, NORM = "optimizer.warmup_steps", "optimizer.max_gradient_norm"
 BETA, NATS = "objective.kl.beta", "objective.control.nats"
 BUDGET = {"kind": "budget", "decay": 0.8}  # as `whet pipeline rlhf` has it
 SPARE = {"model": {"device": "cpu", "threads": 1}, "eval": {"every": 0}, "report": {"save_every": 100_000}}
@@ -56,6 +58,8 @@ IMITATING, SCORER = "rlhf/sft", "rlhf/reward-model"
 TASK = {"data": {"source": "task:arithmetic", "count": 512}, "sampling": {"max_new_tokens": 64}}
 STUDYING = {"model": {"name": STUDENT}, "steps": 80, "batch": {"group_size": 1, "prompts_per_step": 32}}
 TAUGHT = merged(merged(TASK, STUDYING), {"teacher": {"name": TEACHER}})
+# ten times the default rate: what holds a run back shows where it could go astray
+HURRIED = {"optimizer": {"learning_rate": 1e-3}}
 SIBLINGS = {"batch": {"group_size": 8, "prompts_per_step": 4}}
 READING = {"teacher": {"template": "{prompt}\n{text}"}}
 WHOLE = {"objective": {"baseline": "none", "teacher": "reverse_kl"}, "teacher": {"top_k": 100}}
@@ -78,10 +82,11 @@ class Group:
     settings: Mapping[str, Any] = field(default_factory=dict)
     key: str = RATE
     today: float = 0.0  # the default; 0: as the config of the first method has it
+    own_values: tuple[float, ...] = ()  # instead of those around the middle
 
     def values(self) -> list[float]:
-        """Seven values, a third of a decade apart."""
-        return [float(f"{self.middle * 10 ** (step / 3):.2g}") for step in STEPS]
+        """Seven values, a third of a decade apart, or the group's own."""
+        return list(self.own_values) or [float(f"{self.middle * 10 ** (step / 3):.2g}") for step in STEPS]
 
 
 # the most telling first: a sweep that runs out of time has these
@@ -101,6 +106,8 @@ GROUPS = (
     Group("lora-preference", ("dpo",), 1e-3, ADAPTERS),
     Group("sft", ("sft",), 1e-3, merged(TASK, {"model": {"name": LAYERS}, "steps": 60})),
     Group("student-policy", ("grpo",), 1e-4, merged(TASK, {"model": {"name": STUDENT}, "steps": 80})),
+    Group("warmup", ("grpo", "ppo"), 4, HURRIED, WARMUP, 4, (0, 1, 4, 10, 20, 40)),
+    Group("gradient-norm", ("grpo", "ppo"), 1.0, HURRIED, NORM),
     Group("teacher-unread", ("sdft", "sdpo"), 1e-3),  # the built-in model as it is: it cannot use what it reads
 )
 
@@ -151,6 +158,11 @@ def share_variance(share: float) -> float:
     return likely * (1 - likely) / PROMPTS
 
 
+def decades(one: float, other: float) -> float:
+    """Between two values; a value of 0 is endlessly far from any other."""
+    return 0.0 if one == other else abs(log10(one / other)) if one and other else inf
+
+
 def fine_values(outcomes: Sequence[Outcome]) -> tuple[list[float], float]:
     """The values that never lose and are within noise of the best of them, and the best; none and 0 where all lose."""
     safe = [outcome for outcome in outcomes if not outcome.loses()]
@@ -168,12 +180,12 @@ def choose(by_method: Mapping[str, Sequence[Outcome]], today: float) -> Choice:
     values = sorted({outcome.value for outcomes in by_method.values() for outcome in outcomes})
     found = {method: fine_values(outcomes) for method, outcomes in by_method.items()}
     losing = {method: [one.value for one in outcomes if one.loses()] for method, outcomes in by_method.items()}
-    nearest = min(values, key=lambda value: abs(log10(value / today)))
+    nearest = min(values, key=lambda value: decades(value, today))
 
     def standing(value: float) -> tuple[int, int, float]:
         lost = sum(value in of_method for of_method in losing.values())
         fine = sum(value in within for within, _ in found.values())
-        return -lost, fine, -abs(log10(value / nearest))
+        return -lost, fine, -decades(value, nearest)
 
     chosen = max(values, key=standing)
     return Choice(
