@@ -42,10 +42,18 @@ def test_today_stands_where_it_is_fine_and_else_the_value_that_suits_most_method
     assert not both.stands and both.chosen == 1e-3 and both.losing == {"one": [1e-2], "other": []}
 
 
+def test_no_value_is_near_to_none(sweep: ModuleType) -> None:
+    assert sweep.decades(0.0, 4.0) == sweep.decades(4.0, 0.0) == float("inf") and sweep.decades(0.0, 0.0) == 0.0
+    assert sweep.decades(1.0, 100.0) == 2.0
+
+
 def test_every_group_has_seven_values_over_two_decades_and_settings_of_its_own_key(sweep: ModuleType) -> None:
     for group in sweep.GROUPS:
         values = group.values()
-        assert len(values) == 7 and 99 < values[-1] / values[0] < 101, group.name
+        if group.own_values:
+            assert values == list(group.own_values) and group.today in values and 0 in values
+        else:
+            assert len(values) == 7 and 99 < values[-1] / values[0] < 101, group.name
     assert sweep.nested("objective.control.nats", 3.0) == {"objective": {"control": {"nats": 3.0}}}
     plans = sweep.planned([sweep.GROUPS[-1]], 2, Path("runs"))
     assert len({plan.name for plan in plans}) == len(plans) == 7 * 2 * len(sweep.GROUPS[-1].methods)
