@@ -77,6 +77,8 @@ def assert_same(one: Path, other: Path) -> None:
 
 
 def _flat(value: Any, name: str = "") -> dict[str, Any]:
+    if isinstance(value, list):
+        value = dict(enumerate(value))
     if isinstance(value, dict):
         return {path: each for key, inner in value.items() for path, each in _flat(inner, f"{name}/{key}").items()}
     return {name: float("nan") if value is None else value}
