@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
+from itertools import accumulate
 from statistics import fmean
 
-from whet.record.health.finding import HealthFinding, problem
+from whet.record.health.finding import HealthFinding, note, problem
 from whet.record.health.health_rule import ALL_KINDS, health_rule
-from whet.record.health.history import DATA, FLAT_STEPS, OVERLAP, TREND_STEPS, History
+from whet.record.health.history import DATA, FLAT_STEPS, LASTING, OVERLAP, TREND_STEPS, History, score
 from whet.record.metrics.intervals import share_interval
 from whet.record.text import number, percent
 
@@ -62,27 +64,43 @@ def _few_prompts(history: History) -> HealthFinding | None:
 
 @health_rule(
     "gold refused",
-    f"more than {MOST_REFUSED:.0%} of the groups that agree on an answer are refused, beyond noise",
-    "few groups agree, or the model errs the same way in a few",
+    f"more than {MOST_REFUSED:.0%} of the groups that agree on an answer are refused, beyond noise and throughout, "
+    "though they are right more often than the other groups",
+    "few groups agree; or the policy errs where it is sure: such groups are right no more often than the others, or "
+    "are refused more than before (a note)",
     ("metrics.refused_majorities",),
-    earliest=FLAT_STEPS,
+    earliest=FLAT_STEPS + LASTING,
+    lasting=LASTING,
     depth=1,
 )
 def _refused(history: History) -> HealthFinding | None:
     """Groups that agree on an answer are mostly right: a model that is sure and refused says that the gold is not."""
-    agreed, refused = 0.0, 0.0
-    for step in history.steps[-VOTING_STEPS:]:
-        groups = step.metrics.get("agreed_groups", 0.0) * step.counts.get("prompts", 0)
-        agreed += groups
-        refused += groups * step.metrics.get("refused_majorities", 0.0)
-    if len(history.steps) < FLAT_STEPS or agreed < FEWEST_AGREED:
+    steps = history.steps[-VOTING_STEPS:]
+    prompts = [step.counts.get("prompts", 0) for step in steps]
+    agreed = [step.metrics.get("agreed_groups", 0.0) * count for step, count in zip(steps, prompts, strict=True)]
+    refused = [step.metrics.get("refused_majorities", 0.0) * groups for step, groups in zip(steps, agreed, strict=True)]
+    num_agreed, num_refused = sum(agreed), sum(refused)
+    if len(history.steps) < FLAT_STEPS or num_agreed < FEWEST_AGREED:
         return None
-    if share_interval(refused / agreed, agreed)[0] <= MOST_REFUSED:
+    if share_interval(num_refused / num_agreed, num_agreed)[0] <= MOST_REFUSED:
         return None
-    steps = min(len(history.steps), VOTING_STEPS)
+    seen = (
+        f"Of {num_agreed:.0f} groups of the last {len(steps)} steps whose completions agree on an answer, "
+        f"{percent(num_refused / num_agreed)} are refused by the reward"
+    )
+    half = bisect_left(list(accumulate(agreed)), num_agreed / 2) + 1
+    before, now = (
+        share_interval(sum(refused[part]) / groups, groups) if (groups := sum(agreed[part])) else (0.0, 1.0)
+        for part in (slice(half), slice(half, None))
+    )
+    right = num_agreed - num_refused
+    others = sum(prompts) - num_agreed
+    of_others = sum((score(step) or 0.0) * count for step, count in zip(steps, prompts, strict=True)) - right
+    is_witness = others >= 1 and share_interval(right / num_agreed, num_agreed)[0] > of_others / others
+    if not is_witness or now[0] <= MOST_REFUSED or now[0] > before[1]:  # the policy changes, gold answers do not
+        return note(seen, "the policy may be sure of what is wrong: this says nothing of the gold answers")
     return problem(
-        f"Of {agreed:.0f} groups of the last {steps} steps whose completions agree on an answer, "
-        f"{percent(refused / agreed)} are refused by the reward",
+        seen,
         "the model is sure of what is called wrong: gold answers are wrong, or the reward does not read their form",
         "read such prompts with their gold answers in samples.jsonl",
         "score them by hand (`whet reward test`)",
