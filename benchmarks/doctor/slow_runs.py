@@ -1,13 +1,13 @@
 """Slow runs for the corpus: real ones from the archives, and streams of numbers that are drawn, not trained.
 
-`archived()` are the runs of benchmarks/runs (a model of 0.5B, and the built-in one). Those of an arm that a claim has made
-faulty on purpose have that fault (`PLANTED`) where it took hold, or where nothing was learned. All others are judged by
-their own evaluations: healthy where none is two standard errors below an earlier one and the last is not below the
-first; "updates do harm" where the last is `FELL` standard errors below the best; neither, and left out, otherwise.
-`streams()` are drawn:
-200 to 400 steps with the noise of so many completions and eval prompts around a truth that is known. Their author knew
-the rules; what they measure is alarms by chance, and whether a slow fault is seen at all. Archived runs go to the
-halves by a hash of their names; those of 0.5B, which a test has shown before, are in the tuned half.
+`archived()` are the runs of benchmarks/runs (a model of 0.5B, and the built-in one). Those of an arm that a claim has
+made faulty on purpose have that fault (`PLANTED`) where it took hold, or where nothing was learned. All others are
+judged by their own evaluations: healthy where none is two standard errors below an earlier one and the last is not
+below the first; "updates do harm" where the last is `FELL` standard errors below the best; neither, and left out,
+otherwise. `streams()` are drawn: 200 to 400 steps with the noise of so many completions and eval prompts around a truth
+that is known. Their author knew the rules; what they measure is alarms by chance, and whether a slow fault is seen at
+all. Archived runs go to the halves by a hash of their names; those of 0.5B, which a test has shown before, are in the
+tuned half.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from whet.types import StepReport
 
 FELL, HELD = 3.5, 2.0  # standard errors
 HEALTHY_STREAMS, FAULTY_STREAMS = 12, 6  # of each, every other one in the tuned half
-# arms of claim_runs.py whose setting is unsound by design. Evaluations cannot judge them: the untrained model's surest
-# completion is a short one that is right by chance, so accuracy begins at the bottom and does not show what is lost.
+# Arms of claim_runs.py that are unsound by design, with their fault. Evaluations alone cannot judge them: the untrained
+# model's surest completion is a short one that is right by chance, so accuracy begins at its bottom and cannot fall.
 PLANTED = {
     **dict.fromkeys(("rm_alone", "rm_tied", "rm_with_rule", "rm_mean", "rm_lowest"), "proxy reward"),
     **dict.fromkeys(("wordy", "wordy_fined"), "pays for length"),

@@ -112,8 +112,11 @@ def _is_policy_wrong(history: History, agreed: Sequence[float], refused: Sequenc
     if num_others < 1 or share_interval(num_right / num_agreed, num_agreed)[0] <= (num_earned - num_right) / num_others:
         return True
     half = bisect_left(list(accumulate(agreed)), num_agreed / 2) + 1
-    before, now = sum(agreed[:half]), sum(agreed[half:])
-    if now and share_interval(sum(refused[half:]) / now, now)[0] > share_interval(sum(refused[:half]) / before, before)[1]:
+    before, now = (
+        share_interval(sum(refused[part]) / num, num) if (num := sum(agreed[part])) else (0.0, 1.0)
+        for part in (slice(half), slice(half, None))
+    )
+    if now[0] > before[1]:
         return True
     at_first, count = score(history.steps[0]) or 0.0, history.steps[0].counts.get("prompts", 0)
     return count > 0 and 0 <= at_first <= 1 and share_interval(at_first, count)[0] > num_earned / num_prompts
