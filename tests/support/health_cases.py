@@ -163,7 +163,10 @@ CASES: dict[str, Case] = {
                 FLAT, {"agreed_groups": 0.3, "refused_majorities": after(12, 0.0, 0.8)}, {"prompts": 10}
             ),
             "it learned better": Course(
-                RISING, {"agreed_groups": 0.5, "refused_majorities": after(16, 0.9, 0.0)}, {"prompts": 10}, steps=40
+                {"total": after(16, 0.12, 0.6)},
+                {"agreed_groups": 0.5, "refused_majorities": after(16, 0.8, 0.0)},
+                {"prompts": 10},
+                steps=40,
             ),
             "fewer are right than at first": Course(
                 {"total": after(2, 0.9, 0.3), "accuracy": after(2, 0.9, 0.3)},
