@@ -54,8 +54,8 @@ def _falls(history: History) -> HealthFinding | None:
 
 @health_rule(
     "evaluation lags",
-    f"by the last evaluation the training score had risen by {GAP:g} or more, and evaluation of {FEWEST_PROMPTS} prompts or more by less than "
-    "a quarter of it, with 99% confidence",
+    f"by the last evaluation the training score had risen by {GAP:g} or more, and evaluation of {FEWEST_PROMPTS} "
+    "prompts or more by less than a quarter of it, with 99% confidence",
     "evaluation follows later, or has too few prompts to say",
     earliest=2 * TREND_STEPS,
     depth=3,
