@@ -1,11 +1,13 @@
 """Slow runs for the corpus: real ones from the archives, and streams of numbers that are drawn, not trained.
 
-`archived()` are the runs of benchmarks/runs (a model of 0.5B, and the built-in one), judged by their own evaluations:
-healthy where none is two standard errors below an earlier one and the last is not below the first; "updates do harm"
-where the last is `FELL` standard errors below the best; all others are neither, and left out. `streams()` are drawn:
-200 to 400 steps with the noise of so many completions and eval prompts around a truth that is known. Their author knew
-the rules; what they measure is alarms by chance, and whether a slow fault is seen at all. Archived runs go to the
-halves by a hash of their names; those of 0.5B, which a test has shown before, are in the tuned half.
+`archived()` are the runs of benchmarks/runs (a model of 0.5B, and the built-in one). Those of an arm that a claim has
+made faulty on purpose have that fault (`PLANTED`) where it took hold, or where nothing was learned. All others are
+judged by their own evaluations: healthy where none is two standard errors below an earlier one and the last is not
+below the first; "updates do harm" where the last is `FELL` standard errors below the best; neither, and left out,
+otherwise. `streams()` are drawn: 200 to 400 steps with the noise of so many completions and eval prompts around a truth
+that is known. Their author knew the rules; what they measure is alarms by chance, and whether a slow fault is seen at
+all. Archived runs go to the halves by a hash of their names; those of 0.5B, which a test has shown before, are in the
+tuned half.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from kinds import took_hold
 from readings import evals_of
 from run_archive import ARCHIVES, read_archive
 from split_corpus import HALVES
@@ -31,6 +34,19 @@ from whet.types import StepReport
 
 FELL, HELD = 3.5, 2.0  # standard errors
 HEALTHY_STREAMS, FAULTY_STREAMS = 12, 6  # of each, every other one in the tuned half
+# Arms of claim_runs.py that are unsound by design, with their fault. Evaluations alone cannot judge them: the untrained
+# model's surest completion is a short one that is right by chance, so accuracy begins at its bottom and cannot fall.
+PLANTED = {
+    **dict.fromkeys(("rm_alone", "rm_tied", "rm_with_rule", "rm_mean", "rm_lowest"), "proxy reward"),
+    **dict.fromkeys(("wordy", "wordy_fined"), "pays for length"),
+    **dict.fromkeys(("short", "short_shaped", "short_filtered"), "too few tokens"),
+    "format_only": "pays for format",
+    "fast": "rate too high",
+    "cold": "no exploration",
+    "hot": "sampled too hot",
+    "tied_hard": "tie too strong",
+    "ppo_from_rm": "broken critic",  # the reward model's scores are on another scale than what completions earn
+}
 
 
 def half_of(name: str) -> str:
@@ -63,13 +79,27 @@ def judged(run: Mapping[str, Any], size: int) -> str:
     return "healthy" if max(falls) <= HELD and values[-1] >= values[0] else ""
 
 
+def planted(record: Mapping[str, Any]) -> str:
+    """The fault that a run was given on purpose; empty: none, or it did nothing and the run learned all the same."""
+    kind = PLANTED.get(record["tags"].get("arm", ""))
+    if kind is None:
+        return ""
+    steps = [line if "eval" in line else {**line, "seen": {"right": _right(line)}} for line in record["lines"]]
+    held, learned = (took_hold({**record, "kind": each, "lines": steps}) for each in (kind, "healthy"))
+    return kind if held or not learned else ""
+
+
+def _right(line: Mapping[str, Any]) -> float | None:
+    return line["reward"].get("exact_answer")
+
+
 def archived() -> Iterator[dict[str, Any]]:
     for name in ("defaults", "claims", "real_run"):
         for record in read_archive(ARCHIVES / f"{name}.jsonl.xz"):
             settings = record["settings"]
             stated = next((line.get("size") for line in record["lines"] if "eval" in line), None)
             size = int(settings.get("eval", {}).get("prompts") or stated or 0)
-            if not (kind := judged(record, size)) or record["status"] != "finished":
+            if not (kind := planted(record) or judged(record, size)) or record["status"] != "finished":
                 continue
             known = {key: value for key, value in settings.items() if key != "model"}
             yield {

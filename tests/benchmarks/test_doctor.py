@@ -77,6 +77,17 @@ def test_archived_runs_are_judged_by_their_own_evaluations(slow: dict[str, list[
     assert names[0] and names[1] and names[0].isdisjoint(names[1])
 
 
+def test_a_run_that_a_claim_made_faulty_on_purpose_is_not_healthy(slow: dict[str, list[dict[str, Any]]]) -> None:
+    slow_runs, arms = importlib.import_module("slow_runs"), importlib.import_module("claim_runs").ARMS
+    assert set(slow_runs.PLANTED) <= set(arms)
+    kinds = {run["name"]: run["kind"] for run in slow["tune"]}
+    assert kinds["claims-rm_tied-s0"] == "proxy reward"  # what is paid rises, what is right falls
+    assert kinds["claims-fast-s2"] == "rate too high"  # the fault has taken all away that there was
+    assert kinds["claims-cold-s0"] == "healthy"  # it learned all the same
+    record = {"name": "grpo-s0", "tags": {"arm": "grpo"}, "lines": []}
+    assert slow_runs.planted(record) == ""
+
+
 def test_no_run_is_in_both_halves_and_every_kind_is_in_each(
     measure: ModuleType, runs: list[dict[str, Any]], slow: dict[str, list[dict[str, Any]]]
 ) -> None:

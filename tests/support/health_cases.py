@@ -135,6 +135,7 @@ CASES: dict[str, Case] = {
             "evaluation follows": Course(RISING, evals=[(0, {"accuracy": 0.3}), (20, {"accuracy": 0.5})]),
             "so few prompts": Course(RISING, evals=SAME, eval_size=40),
             "training gains little": Course({"total": line(0.3, 0.004)}, evals=SAME),
+            "training gained since": Course({"total": lambda step: 0.3 + 0.02 * max(0, step - 10)}, evals=SAME[:2]),
             "another part pays": Course(two(0.3, line(0.0, 0.02)), evals=SAME),
         },
     ),
@@ -151,10 +152,27 @@ CASES: dict[str, Case] = {
         },
     ),
     "gold refused": Case(
-        Course(RISING, {"agreed_groups": 0.8, "refused_majorities": 0.4}, {"prompts": 10}),
+        Course({"total": line(0.2, 0.01)}, {"agreed_groups": 0.5, "refused_majorities": 0.4}, {"prompts": 10}),
         {
             "the model is right": Course(FLAT, {"agreed_groups": 0.8, "refused_majorities": 0.1}, {"prompts": 10}),
             "few agree": Course(FLAT, {"agreed_groups": 0.02, "refused_majorities": 1.0}, {"prompts": 10}),
+            "those that agree are right no more often": Course(
+                {"total": 0.1, "accuracy": 0.1}, {"agreed_groups": 0.3, "refused_majorities": 0.9}, {"prompts": 10}
+            ),
+            "the policy turned wrong": Course(
+                FLAT, {"agreed_groups": 0.3, "refused_majorities": after(12, 0.0, 0.8)}, {"prompts": 10}
+            ),
+            "it learned better": Course(
+                {"total": after(16, 0.12, 0.6)},
+                {"agreed_groups": 0.5, "refused_majorities": after(16, 0.8, 0.0)},
+                {"prompts": 10},
+                steps=40,
+            ),
+            "fewer are right than at first": Course(
+                {"total": after(2, 0.9, 0.3), "accuracy": after(2, 0.9, 0.3)},
+                {"agreed_groups": 0.4, "refused_majorities": 0.5},
+                {"prompts": 10},
+            ),
         },
     ),
     "identical completions": Case(
@@ -511,7 +529,14 @@ CASES: dict[str, Case] = {
         {"as often": pairs(), "only the share": pairs(chosen_is_longer=0.1)},
     ),
     "chosen is longer": Case(
-        pairs(chosen_is_longer=0.9, longer=30.0), {"as often": pairs(), "only the tokens": pairs(longer=30.0)}
+        pairs(chosen_is_longer=0.9, longer=30.0),
+        {
+            "as often": pairs(),
+            "only the tokens": pairs(longer=30.0),
+            "they are the right ones": replace(
+                pairs(chosen_is_longer=0.9, longer=30.0), reward={"total": 0.5, "exact_answer": 0.5}
+            ),
+        },
     ),
     "beta out of range": Case(
         pairs({**BETA, "objective.curve.beta": 0.001}),

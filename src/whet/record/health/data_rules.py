@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import accumulate
 from statistics import fmean
 
-from whet.record.health.finding import HealthFinding, problem
+from whet.record.health.finding import HealthFinding, note, problem
 from whet.record.health.health_rule import ALL_KINDS, health_rule
-from whet.record.health.history import DATA, FLAT_STEPS, OVERLAP, TREND_STEPS, History
+from whet.record.health.history import DATA, FLAT_STEPS, OVERLAP, RECENT, TREND_STEPS, History, score
 from whet.record.metrics.intervals import share_interval
 from whet.record.text import number, percent
 
@@ -62,31 +65,61 @@ def _few_prompts(history: History) -> HealthFinding | None:
 
 @health_rule(
     "gold refused",
-    f"more than {MOST_REFUSED:.0%} of the groups that agree on an answer are refused, beyond noise",
-    "few groups agree, or the model errs the same way in a few",
+    f"more than {MOST_REFUSED:.0%} of the groups that agree on an answer are refused, beyond noise and to the last, "
+    "though they are right more often than the other groups",
+    "few groups agree; or it is the policy that errs where it is sure: such groups are right no more often than the "
+    "others, are refused more than before, or fewer completions are right than at first (a note)",
     ("metrics.refused_majorities",),
     earliest=FLAT_STEPS,
     depth=1,
 )
 def _refused(history: History) -> HealthFinding | None:
     """Groups that agree on an answer are mostly right: a model that is sure and refused says that the gold is not."""
-    agreed, refused = 0.0, 0.0
-    for step in history.steps[-VOTING_STEPS:]:
-        groups = step.metrics.get("agreed_groups", 0.0) * step.counts.get("prompts", 0)
-        agreed += groups
-        refused += groups * step.metrics.get("refused_majorities", 0.0)
-    if len(history.steps) < FLAT_STEPS or agreed < FEWEST_AGREED:
+    steps = history.steps[-VOTING_STEPS:]
+    agreed = [step.metrics.get("agreed_groups", 0.0) * step.counts.get("prompts", 0) for step in steps]
+    refused = [step.metrics.get("refused_majorities", 0.0) * num for step, num in zip(steps, agreed, strict=True)]
+    num_agreed, num_refused = sum(agreed), sum(refused)
+    if len(history.steps) < FLAT_STEPS or num_agreed < FEWEST_AGREED:
         return None
-    if share_interval(refused / agreed, agreed)[0] <= MOST_REFUSED:
+    if share_interval(num_refused / num_agreed, num_agreed)[0] <= MOST_REFUSED:
         return None
-    steps = min(len(history.steps), VOTING_STEPS)
+    seen = (
+        f"Of {num_agreed:.0f} groups of the last {len(steps)} steps whose completions agree on an answer, "
+        f"{percent(num_refused / num_agreed)} are refused by the reward"
+    )
+    still = sum(refused[-RECENT:]) >= MOST_REFUSED * sum(agreed[-RECENT:])
+    if not still or _is_policy_wrong(history, agreed, refused):
+        return note(seen, "the policy may be sure of what is wrong, so this says nothing of the gold answers")
     return problem(
-        f"Of {agreed:.0f} groups of the last {steps} steps whose completions agree on an answer, "
-        f"{percent(refused / agreed)} are refused by the reward",
+        seen,
         "the model is sure of what is called wrong: gold answers are wrong, or the reward does not read their form",
         "read such prompts with their gold answers in samples.jsonl",
         "score them by hand (`whet reward test`)",
     )
+
+
+def _is_policy_wrong(history: History, agreed: Sequence[float], refused: Sequence[float]) -> bool:
+    """Whether groups that agree and are refused may be wrong indeed, by their number in each of the last steps.
+
+    Agreement is no witness where it does not go with being right. Gold answers do not change in a run: what changes
+    for the worse is the policy.
+    """
+    num_agreed, num_right = sum(agreed), sum(agreed) - sum(refused)
+    steps = history.steps[-len(agreed) :]
+    num_prompts = sum(step.counts.get("prompts", 0) for step in steps)
+    num_earned = sum((score(step) or 0.0) * step.counts.get("prompts", 0) for step in steps)
+    num_others = num_prompts - num_agreed
+    if num_others < 1 or share_interval(num_right / num_agreed, num_agreed)[0] <= (num_earned - num_right) / num_others:
+        return True
+    half = bisect_left(list(accumulate(agreed)), num_agreed / 2) + 1
+    before, now = (
+        share_interval(sum(refused[part]) / num, num) if (num := sum(agreed[part])) else (0.0, 1.0)
+        for part in (slice(half), slice(half, None))
+    )
+    if now[0] > before[1]:
+        return True
+    at_first, count = score(history.steps[0]) or 0.0, history.steps[0].counts.get("prompts", 0)
+    return count > 0 and 0 <= at_first <= 1 and share_interval(at_first, count)[0] > num_earned / num_prompts
 
 
 @health_rule(

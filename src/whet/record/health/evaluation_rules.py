@@ -54,22 +54,29 @@ def _falls(history: History) -> HealthFinding | None:
 
 @health_rule(
     "evaluation lags",
-    f"the training score rose by {GAP:g} or more, and evaluation of {FEWEST_PROMPTS} prompts or more by less than "
-    "a quarter of it, with 99% confidence",
+    f"by the last evaluation the training score had risen by {GAP:g} or more, and evaluation of {FEWEST_PROMPTS} "
+    "prompts or more by less than a quarter of it, with 99% confidence",
     "evaluation follows later, or has too few prompts to say",
     earliest=2 * TREND_STEPS,
     depth=3,
 )
 def _lags(history: History) -> HealthFinding | None:
-    """Training gains, and evaluation could have shown a quarter of it and does not."""
-    measured, scores = history.evaluations.measured, history.scores
-    if len(measured) < 2 or len(scores) < 2 * TREND_STEPS or history.evaluations.fell_from is not None:
+    """Training gains, and evaluation could have shown a quarter of it and does not.
+
+    What it gained since the last evaluation, that one could not show.
+    """
+    measured = history.evaluations.measured
+    if len(measured) < 2 or measured[-1].step < TREND_STEPS or history.evaluations.fell_from is not None:
         return None
     first, last = measured[0], measured[-1]
+    history = history.without_last(sum(step.step > last.step for step in history.steps))
+    scores = history.scores
+    if len(scores) < 2 * TREND_STEPS:
+        return None
     reward = history.steps[-1].reward
     is_same = any(name in reward for name in VERIFIED) or len([name for name in reward if name != "total"]) <= 1
     is_share = all(0 <= value <= 1 for value in scores) and first.estimate is not None and 0 <= last.value <= 1
-    if not is_same or not is_share or min(first.size, last.size) < FEWEST_PROMPTS or last.step < TREND_STEPS:
+    if not is_same or not is_share or min(first.size, last.size) < FEWEST_PROMPTS:
         return None
     trained = fmean(scores[-RECENT:]) - fmean(scores[:RECENT])
     # the sharpest that evaluation may have gained, as if other prompts had been asked each time

@@ -13,7 +13,7 @@ from functools import partial
 
 from whet.record.health.finding import HealthFinding, note, problem
 from whet.record.health.health_rule import health_rule
-from whet.record.health.history import History
+from whet.record.health.history import VERIFIED, History
 from whet.record.run_kinds import PREFERENCE
 
 MetricSeries = Sequence[Mapping[str, float]]
@@ -228,6 +228,9 @@ def _length(series: MetricSeries) -> float:
     is_note=True,
 )
 def _shorter_chosen(history: History) -> HealthFinding | None:
+    parts = [name for name in history.steps[-1].reward if name != "total"]
+    if parts and all(name in VERIFIED for name in parts):
+        return None  # the chosen one is right, and the other is not
     series = _metrics(history)
     share, longer = _mean(series, "chosen_is_longer"), _mean(series, "longer")
     if share is None or longer is None or share >= 0.25 or longer > -MUCH_LONGER * _length(series):
@@ -241,12 +244,16 @@ def _shorter_chosen(history: History) -> HealthFinding | None:
 @_rule(
     "chosen is longer",
     "the chosen completion is the longer one in more than three quarters of the pairs, by a tenth on average",
-    "the better answers need the room, and length is divided out of the score",
+    "the better answers need the room, and length is divided out of the score; or the run writes its own pairs, and "
+    "only a verdict on the answer says which one is chosen",
     ("metrics.chosen_is_longer", "metrics.longer"),
     earliest=1,
     depth=1,
 )
 def _longer_chosen(history: History) -> HealthFinding | None:
+    parts = [name for name in history.steps[-1].reward if name != "total"]
+    if parts and all(name in VERIFIED for name in parts):
+        return None  # the chosen one is right, and the other is not
     series = _metrics(history)
     share, longer = _mean(series, "chosen_is_longer"), _mean(series, "longer")
     if share is None or longer is None or share <= 0.75 or longer < MUCH_LONGER * _length(series):
