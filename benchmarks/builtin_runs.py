@@ -239,6 +239,7 @@ def ttrl(folder: Path) -> dict[str, Any]:
 
 RATES = tuple(float(f"{1e-4 * 10 ** (third / 3):.2g}") for third in range(-3, 4))
 HELD_UP = ("dpop", "rpo", "rpo_iterative", "simpo")  # against likelihood displacement, or without a reference
+COMPARED = ("dpo", "rpo_iterative")
 THREE_ROUNDS = {"rounds": 3, "stop": False}
 
 
@@ -247,8 +248,10 @@ def self_rewarding(folder: Path) -> dict[str, Any]:
     first = piped("self_rewarding", folder, settings=THREE_ROUNDS)
     values = {"own": by_round(first)}
     others = {f"{rate:g}": {"train": {"optimizer": {"learning_rate": rate}}} for rate in RATES}
-    for name, changes in (others | {method: {"method": method} for method in HELD_UP}).items():
-        own_name = f"self_rewarding-{name}"
+    others |= {method: {"method": method} for method in HELD_UP}
+    others |= {f"{method}, seed {seed}": {"method": method, "seed": seed} for method in COMPARED for seed in (1, 2)}
+    for name, changes in others.items():
+        own_name = f"self_rewarding-{name}".replace(", seed ", "-s")
         if not (folder / own_name).exists():  # what comes before the first training is taken over
             shutil.copytree(first, folder / f"{own_name}.part", dirs_exist_ok=True)
             (folder / f"{own_name}.part").rename(folder / own_name)

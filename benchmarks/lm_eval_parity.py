@@ -169,7 +169,11 @@ def main() -> None:
             kinds = Counter({side: values[side] for side in ("only_whet", "only_peer")})
             print(f"  {score:24} {values['accuracy']:.4f}  agree {values['agreement']:.4f}  {dict(kinds)}")
     if chosen.results:
-        write_results(chosen.results, {"lm_eval": PACKAGES["lm_eval"].version, "groups": comparison})
+        write_results(
+            chosen.results,
+            {"lm_eval": PACKAGES["lm_eval"].version, "groups": comparison},
+            measured=("reward", "data"),
+        )
 
 
 if __name__ == "__main__":

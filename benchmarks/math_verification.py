@@ -241,7 +241,7 @@ def main() -> None:
         f"{values['all_cores_per_s']:,.0f} per s on {num_cores()} cores"
     )
     if chosen.results:
-        write_results(chosen.results, values)
+        write_results(chosen.results, values, measured=("reward", "data"))
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ def main() -> None:
     }
     print(json.dumps(values, indent=1))
     if chosen.results:
-        write_results(chosen.results, values)
+        write_results(chosen.results, values, measured=("reward",))
 
 
 if __name__ == "__main__":

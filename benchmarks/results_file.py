@@ -5,7 +5,8 @@
 
 A page names a value as {gpu_step_135m/step_s:.2f} (tests/docs/quoted_results.py). Where the tree is not a git checkout,
 the environment variable WHET_COMMIT says which commit it is. A file also holds a digest of each room of the package
-that was measured: where one of them has changed since, the pages say so beside the number.
+that was measured, or of the parts that the script names: where one of them has changed since, the pages say so beside
+the number.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -29,6 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"
 PACKAGE = ROOT / "src" / "whet"
 CORE = ("data", "model", "objective", "record", "reward", "rollout", "settings", "training")
+PLANNER = ("tools/planner", "record/speed.py", "rollout/window.py")  # with what it reads
 # a change of these does not change what was measured
 PAGES = (":!results", ":!docs", ":!*.md")
 
@@ -46,20 +48,30 @@ def add_results_flag(parser: Any, name: str) -> None:
     )
 
 
-def write_results(name: str, values: Mapping[str, Any], folder: Path = RESULTS, archived: bool = False) -> Path:
+def write_results(
+    name: str,
+    values: Mapping[str, Any],
+    folder: Path = RESULTS,
+    archived: bool = False,
+    measured: Sequence[str] = (),
+) -> Path:
     """Write FOLDER/NAME.json from values of this run, measured just now; the file that was there is replaced.
 
     `archived`: the values are of runs made before; date, commit, code and machine stay those of the file there.
+    `measured`: folders and files of the package, where the script knows that the values depend on no others.
     """
     loaded = {module.split(".")[1] for module in sys.modules if module.startswith("whet.")}
-    rooms = loaded if "training" in loaded else {*loaded, *CORE}  # what runs in processes of its own is not seen here
+    if unknown := [part for part in measured if not (PACKAGE / part).exists()]:
+        raise ValueError(f"measured: the package has no {', '.join(unknown)}")
+    # what runs in processes of its own is not seen here
+    rooms = set(measured) or (loaded if "training" in loaded else {*loaded, *CORE})
     path = Path(folder) / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     record = {
         "command": command_line(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         **commit_of(ROOT),
-        "code": {room: room_digest(room) for room in sorted(rooms) if (PACKAGE / room).is_dir()},
+        "code": {room: room_digest(room) for room in sorted(rooms) if (PACKAGE / room).exists()},
         "machine": machine(),
         "values": shortened(values),
     }
@@ -77,9 +89,9 @@ def write_results(name: str, values: Mapping[str, Any], folder: Path = RESULTS, 
 
 @cache
 def room_digest(room: str) -> str:
-    """Of what a folder of the package does: its lines without comments and docstrings, on every Python alike."""
+    """Of what a folder or a file of the package does: its lines without comments and docstrings, on every Python alike."""
     total = hashlib.sha256()
-    for path in sorted((PACKAGE / room).rglob("*.py")):
+    for path in [PACKAGE / room] if (PACKAGE / room).is_file() else sorted((PACKAGE / room).rglob("*.py")):
         text = path.read_text("utf-8")
         said = {
             line

@@ -23,7 +23,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from cluster_run import step_means
-from results_file import RESULTS, add_results_flag, write_results
+from results_file import PLANNER, RESULTS, add_results_flag, write_results
 
 from whet.tools.planner.cluster_simulation import ClusterModel, Lengths, simulate
 
@@ -136,7 +136,7 @@ def main() -> None:
         )
     print(json.dumps(checked, indent=1))
     if chosen.results:
-        write_results(chosen.results, checked)
+        write_results(chosen.results, checked, measured=PLANNER)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from results_file import RESULTS, add_results_flag, write_results
+from results_file import PLANNER, RESULTS, add_results_flag, write_results
 
 from whet.tools.planner.cluster_simulation import LATENCY, ClusterModel, Lengths, simulate
 from whet.tools.planner.seconds import DECODE_RATE
@@ -128,7 +128,7 @@ def main() -> None:
                     f"{outcome['staleness_mean']:.2f} (most {outcome['staleness_most']}), {outcome['limit']}"
                 )
     if chosen.results:
-        write_results(chosen.results, values)
+        write_results(chosen.results, values, measured=PLANNER)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from results_file import add_results_flag, write_results
+from results_file import PLANNER, add_results_flag, write_results
 
 from whet.api.planning import simulation
 from whet.tools.planner.cluster_simulation import cluster_record
@@ -48,7 +48,7 @@ def main() -> None:
         values[str(count)] = {**record, **layouts, "prompts": plan.work.prompts_per_step, "best": best}
         print(json.dumps({count: {name: layout["seconds_per_step"] for name, layout in layouts.items()}}), flush=True)
     if chosen.results:
-        write_results(chosen.results, values)
+        write_results(chosen.results, values, measured=PLANNER)
 
 
 if __name__ == "__main__":

@@ -349,7 +349,7 @@ def main() -> None:
             print(details(done), flush=True)
     values["outside"] = {"kinds": list(origins.values()).count("outside"), "all kinds": len(origins)}
     if options.results:
-        write_results(options.results, values)
+        write_results(options.results, values, measured=("record",))
 
 
 if __name__ == "__main__":

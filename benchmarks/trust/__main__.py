@@ -24,6 +24,14 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from results_file import write_results  # noqa: E402
 
 FOLDER = Path(__file__).parent
+# folders of the package that an area tries, where they are not all that it loads
+MEASURED = {
+    "sandbox": ("reward/sandbox",),
+    "code": ("reward", "data"),
+    "math": ("reward", "data", "tools/workbench"),
+    "hacking": ("reward", "data", "tools/workbench"),
+    "judge": ("reward", "data"),
+}
 AREAS = sorted(path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("_"))
 
 
@@ -45,7 +53,7 @@ def write_rows(area: str, rows: list[dict], full: bool) -> None:
         }
         for row in rows
     }  # fmt: skip
-    write_results(f"trust_{area}", {"full": full, "rows": values})
+    write_results(f"trust_{area}", {"full": full, "rows": values}, measured=MEASURED.get(area, ()))
 
 
 def main() -> None:

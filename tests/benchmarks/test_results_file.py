@@ -65,6 +65,15 @@ def test_changed_code_is_dirty_and_a_changed_page_is_not(tmp_path, monkeypatch):
     assert commit_of(tmp_path / "results") == {"commit": "from-outside"}
 
 
+def test_a_script_that_measures_a_part_is_not_older_than_a_change_elsewhere(tmp_path):
+    record = json.loads(write_results("part", {"x": 1}, tmp_path, measured=("reward/sandbox", "types.py")).read_text())
+    assert list(record["code"]) == ["reward/sandbox", "types.py"] and not results_file.has_changed(record)
+    for part in ("reward/sandbox", "types.py", "gone.py"):
+        assert results_file.has_changed({"code": {**record["code"], part: "another"}})
+    with pytest.raises(ValueError, match="reward/sandbx"):
+        write_results("part", {"x": 1}, tmp_path, measured=("reward/sandbx",))
+
+
 def test_words_without_a_folder_stay():
     assert [bare(each) for each in ("--parts", "grpo,sft", "data/rows.jsonl", "/a/b", "--rows=/a/b")] == [
         *("--parts", "grpo,sft", "data/rows.jsonl", "b", "--rows=b"),
