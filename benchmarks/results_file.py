@@ -89,7 +89,7 @@ def write_results(
 
 @cache
 def room_digest(room: str) -> str:
-    """Of what a folder or a file of the package does: its lines without comments and docstrings, on every Python alike."""
+    """Of what a folder or file of the package does: its lines without comments and docstrings, on any Python."""
     total = hashlib.sha256()
     for path in [PACKAGE / room] if (PACKAGE / room).is_file() else sorted((PACKAGE / room).rglob("*.py")):
         text = path.read_text("utf-8")
