@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.support.for_every import for_every
+from whet.model.server_client import RemoteServer, Retryable, ask_with_retries
 from whet.protocols import Reward
 from whet.reward.combine import RewardPart, check_company
 from whet.reward.failure import PartialFailure, RewardFailure, collected_reasons
@@ -368,6 +369,20 @@ def test_a_server_that_died_is_waited_for_once_and_not_for_each_question(serve, 
     trouble = iter([(503, {}, "busy")] * 3)
     again = serve(lambda messages: next(trouble, None) or verdict(messages, quality=9))
     assert made(again, retries=3)([QUESTION], samples("5")) == [0.9]
+
+
+def test_a_server_that_answers_others_meanwhile_is_not_taken_for_dead(serve):
+    busy = iter([(503, {}, "busy")] * 2)
+    responses = {"never": lambda: (500, {}, "no"), "late": lambda: next(busy, None) or "yes", "now": lambda: "yes"}
+    fake = serve(lambda messages: responses[messages]())
+    server = RemoteServer(fake.url, retries=2, first_wait=0.01)
+
+    def ask(question, pay=lambda: None):
+        return ask_with_retries(server, "/chat/completions", {"messages": question}, bytes, threading.Event(), pay)
+
+    with pytest.raises(Retryable, match=r"HTTP 500: no \(3 attempts\)"):
+        ask("never", pay=lambda: ask("now"))
+    assert ask("late")
 
 
 def test_a_slow_server_is_not_waited_for(serve):

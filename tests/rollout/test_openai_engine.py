@@ -117,10 +117,10 @@ def test_a_server_that_asks_to_wait_fails_or_writes_garbage_is_asked_again():
 def test_a_server_that_never_answers_is_one_line_with_the_reason(monkeypatch):
     with server(lambda *_: (500, b"out of memory", {})) as (url, seen):
         engine = engine_at(url, retries=2)
-        with pytest.raises(WhetError, match=r"did not answer in 3 attempts \(HTTP 500: out of memory\)"):
+        with pytest.raises(WhetError, match=r"did not answer: HTTP 500: out of memory \(3 attempts\)"):
             engine.generate([question(engine)], Sampling(3))
     assert len(seen) == 3
-    with pytest.raises(WhetError, match="did not answer in 1 attempts"):  # nobody listens any more
+    with pytest.raises(WhetError, match=r"did not answer: .* \(1 attempts\)"):  # nobody listens any more
         alone = engine_at(url, retries=0)
         alone.generate([question(alone)], Sampling(3))
 
@@ -132,7 +132,7 @@ def test_a_server_that_hangs_is_given_up_after_the_timeout():
 
     with server(late) as (url, _):
         engine = engine_at(url, timeout=0.1, retries=1)
-        with pytest.raises(WhetError, match=r"in 2 attempts \(.*timed out"):
+        with pytest.raises(WhetError, match=r"timed out.* \(2 attempts\)"):
             engine.generate([question(engine)], Sampling(3))
 
 

@@ -1,9 +1,9 @@
 """Asking a server that speaks HTTP and JSON: one attempt, what may be tried again, and what no attempt would survive.
 
 The key is read from the environment for each call and kept nowhere; it never follows a redirect and never stands in an
-error. Once a call has spent its attempts, the others have one each until the server answers again: one that has died is
-waited for once, not once for each question. Judges (`whet.reward.judge`) and the engine of a server
-(`whet.rollout.openai_engine`) ask through this.
+error. Once a call has spent its attempts and nobody was answered meanwhile, the others have one each until the server
+answers again: one that has died is waited for once, not once for each question. Judges (`whet.reward.judge`) and the
+engine of a server (`whet.rollout.openai_engine`) ask through this.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import urllib.parse
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from whet.types import WhetError
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import httpx
 
 logger = logging.getLogger(__name__)
+Answer = TypeVar("Answer")
 
 RETRIED = frozenset((408, 409, 425, 429))  # and every 5xx
 OF_ONE_QUESTION = frozenset((400, 413, 422))  # a context that is too long, a filter, a body that is too large
@@ -35,7 +36,8 @@ LONGEST_WAIT = 60.0  # seconds between two attempts, also when the server asks f
 LARGEST_ANSWER = 8 * 2**20  # bytes
 EXCERPT = 200  # characters of a server's answer that an error repeats
 
-_FAILING: dict[str, bool] = {}  # servers that failed since they last answered, and whether a call has given up
+_ANSWERED: dict[str, float] = {}  # when a server last answered, by the monotonic clock
+_FAILING: dict[str, bool] = {}  # servers that failed since they last answered, and whether they are taken for dead
 
 
 class Retryable(Exception):
@@ -88,6 +90,7 @@ class RemoteServer:
         if response.status_code >= 500:
             self._note_failure(f"HTTP {response.status_code}")
         else:
+            _ANSWERED[self.base_url] = time.monotonic()
             _FAILING.pop(self.base_url, None)
         if response.is_success:
             return answer
@@ -99,19 +102,18 @@ class RemoteServer:
             words = (self.who, self.base_url, reason, self.retries)
             logger.warning("%s at %s does not answer (%s); a question is asked again %d times", *words)
 
-    def wait(self, attempt: int, trouble: Retryable, stop: threading.Event) -> bool:
-        """Wait before the next attempt, longer each time; `attempt` counts from 0 and the server may ask for more.
-
-        False where there is no next one.
-        """
+    def has_another(self, attempt: int, began: float) -> bool:
+        """Whether a call that began then is tried again after this attempt, which counts from 0."""
         given_up = attempt >= self.retries
-        if given_up and self.base_url in _FAILING:
+        # a server that answers others meanwhile is not dead: it cannot take this one question
+        if given_up and _ANSWERED.get(self.base_url, 0.0) < began:
             _FAILING[self.base_url] = True
-        if given_up or _FAILING.get(self.base_url, False):
-            return False
+        return not given_up and not _FAILING.get(self.base_url, False)
+
+    def wait(self, attempt: int, trouble: Retryable, stop: threading.Event) -> None:
+        """Wait before the next attempt, longer each time; the server may ask for more."""
         wait = min(LONGEST_WAIT, self.first_wait * 2**attempt) * (0.5 + random.random() / 2)
         stop.wait(max(wait, min(LONGEST_WAIT, trouble.asked_wait)))
-        return True
 
     def _key(self) -> str:
         if not self.key_variable:
@@ -173,18 +175,25 @@ def ask_with_retries(
     server: RemoteServer,
     path: str,
     body: Mapping[str, Any],
-    read: Callable[[bytes], Any],
+    read: Callable[[bytes], Answer],
     stop: threading.Event,
-) -> Any:
-    """What `read` makes of the answer, after as many attempts as it takes; `Retryable` when they are spent."""
+    pay: Callable[[], None] = lambda: None,
+) -> Answer:
+    """What `read` makes of the answer, after as many attempts as it takes; `Retryable` when they are spent.
+
+    `pay` is called before each attempt; what it raises ends the call.
+    """
+    began = time.monotonic()
     for attempt in itertools.count():
         if stop.is_set():
             break
+        pay()
         try:
             return read(server.attempt(path, body))
         except Retryable as trouble:
-            if not server.wait(attempt, trouble, stop):
-                raise
+            if not server.has_another(attempt, began):
+                raise Retryable(f"{trouble} ({attempt + 1} attempts)") from None
+            server.wait(attempt, trouble, stop)
     raise Retryable("stopped")
 
 

@@ -161,7 +161,7 @@ class OpenAIEngine:
             written = [future.result() for future in futures]
         except Retryable as trouble:
             raise WhetError(
-                f"{WHO} at {self.server.base_url} did not answer in {self.server.retries + 1} attempts ({trouble}); "
+                f"{WHO} at {self.server.base_url} did not answer: {trouble}; "
                 "see whether it runs, or raise retries or timeout in sampling.engine_settings"
             ) from None
         except RefusedQuestion as refusal:

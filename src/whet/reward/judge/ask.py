@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import itertools
 import json
 import sqlite3
 import threading
@@ -26,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from whet.model.server_client import RefusedQuestion, RemoteServer, Retryable, check_url, one_line
+from whet.model.server_client import RefusedQuestion, RemoteServer, Retryable, ask_with_retries, check_url, one_line
 from whet.protocols import Engine
 from whet.threads import in_threads
 from whet.types import Message, Request, Sampling, WhetError
@@ -96,6 +95,10 @@ class AnswerCache:
             ) from None
 
 
+class BudgetSpent(Exception):
+    """No call can be paid for."""
+
+
 class JudgeBudget:
     """What may be spent: calls and tokens, 0 for no limit. With a cache, what earlier runs spent counts too.
 
@@ -118,6 +121,11 @@ class JudgeBudget:
             self.calls += 1
             self._unsaved[0] += 1
             return True
+
+    def pay(self) -> None:
+        """Pay for one call; `BudgetSpent` when nothing is left."""
+        if not self.take():
+            raise BudgetSpent("the budget is spent")
 
     def add_tokens(self, tokens: int) -> None:
         """Count what a call has used."""
@@ -315,22 +323,15 @@ def server_answers(
     def answer_to(question: Sequence[Message]) -> JudgeAnswer | Trouble:
         messages = [dict(message) for message in question]
         body = {"model": settings.model, "messages": messages, **settings.payload(schema)}
-        for attempt in itertools.count():
-            if stop.is_set():
-                break
-            if not budget.take():
-                return Trouble("the budget is spent", is_budget=True)
-            try:
-                answer = _answer_of(server.attempt("/chat/completions", body), question)
-            except RefusedQuestion as refusal:
-                return Trouble(str(refusal))
-            except Retryable as trouble:
-                if not server.wait(attempt, trouble, stop):
-                    return Trouble(f"{trouble} ({attempt + 1} attempts)")
-                continue
-            budget.add_tokens(answer.tokens)
-            return answer
-        return Trouble("stopped")
+        read = functools.partial(_answer_of, question=question)
+        try:
+            answer = ask_with_retries(server, "/chat/completions", body, read, stop, budget.pay)
+        except BudgetSpent as spent:
+            return Trouble(str(spent), is_budget=True)
+        except (RefusedQuestion, Retryable) as trouble:
+            return Trouble(str(trouble))
+        budget.add_tokens(answer.tokens)
+        return answer
 
     jobs = [functools.partial(answer_to, question) for question in questions]
     numbers = {future: number for number, future in enumerate(in_threads(jobs, settings.concurrency, "judge"))}
