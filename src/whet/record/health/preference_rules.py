@@ -213,9 +213,16 @@ def _alike(history: History) -> HealthFinding | None:
     )
 
 
-def _length(series: MetricSeries) -> float:
-    """Mean length of a chosen completion, 1 where it is not known."""
-    return max(_mean(series, "chosen_length") or 1.0, 1.0)
+def _longer_share(history: History) -> tuple[float, float, float]:
+    """In which share of the pairs the chosen completion is longer, by how many tokens, and how many were much.
+
+    As often longer as not where that is not known, or where a verdict on the answer chose: then length says nothing.
+    """
+    series, parts = _metrics(history), [name for name in history.steps[-1].reward if name != "total"]
+    share, longer = _mean(series, "chosen_is_longer"), _mean(series, "longer")
+    if share is None or longer is None or (parts and all(name in VERIFIED for name in parts)):
+        return 0.5, 0.0, 1.0
+    return share, longer, MUCH_LONGER * max(_mean(series, "chosen_length") or 1.0, 1.0)
 
 
 @_rule(
@@ -228,12 +235,8 @@ def _length(series: MetricSeries) -> float:
     is_note=True,
 )
 def _shorter_chosen(history: History) -> HealthFinding | None:
-    parts = [name for name in history.steps[-1].reward if name != "total"]
-    if parts and all(name in VERIFIED for name in parts):
-        return None  # the chosen one is right, and the other is not
-    series = _metrics(history)
-    share, longer = _mean(series, "chosen_is_longer"), _mean(series, "longer")
-    if share is None or longer is None or share >= 0.25 or longer > -MUCH_LONGER * _length(series):
+    share, longer, much = _longer_share(history)
+    if share >= 0.25 or longer > -much:
         return None
     return note(
         f"The chosen completion is longer in only {share:.0%} of the pairs ({longer:.3g} tokens on average)",
@@ -251,12 +254,8 @@ def _shorter_chosen(history: History) -> HealthFinding | None:
     depth=1,
 )
 def _longer_chosen(history: History) -> HealthFinding | None:
-    parts = [name for name in history.steps[-1].reward if name != "total"]
-    if parts and all(name in VERIFIED for name in parts):
-        return None  # the chosen one is right, and the other is not
-    series = _metrics(history)
-    share, longer = _mean(series, "chosen_is_longer"), _mean(series, "longer")
-    if share is None or longer is None or share <= 0.75 or longer < MUCH_LONGER * _length(series):
+    share, longer, much = _longer_share(history)
+    if share <= 0.75 or longer < much:
         return None
     return problem(
         f"The chosen completion is longer in {share:.0%} of the pairs ({longer:.3g} tokens on average)",
