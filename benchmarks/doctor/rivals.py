@@ -1,7 +1,7 @@
 """Other diagnosers on the same corpus: rldoctor and rlwatch from PyPI, at their default settings.
 
-    python -m venv rivals && rivals/bin/pip install rldoctor==0.2.0 rlwatch==0.5.1
-    rivals/bin/python benchmarks/doctor/rivals.py --out rivals.json       # needs neither whet nor torch
+    python -m venv rivals && rivals/bin/pip install rldoctor==0.2.0 rlwatch==0.5.1 pydantic
+    PYTHONPATH=src rivals/bin/python benchmarks/doctor/rivals.py --out rivals.json    # needs no torch
     python benchmarks/doctor/measure.py --rivals rivals.json --results
 
 Both are about reinforcement learning, so they get the RL runs alone. Metrics are handed over under the names that TRL
