@@ -86,6 +86,16 @@ def test_a_call_that_is_cut_off_is_malformed(family: str) -> None:
     assert found.calls == ()
 
 
+@pytest.mark.parametrize("family", ["kimi-k2", "qwen2.5"])
+def test_a_whole_call_whose_frame_is_not_whole_is_malformed(family: str) -> None:
+    read = call_reader("template", tokenizer_of(family), TOOLS)
+    raw = turn(family, "17").raw
+    unclosed = raw[: raw.rindex("}") + 1]
+    assert read(Completion(unclosed, raw=unclosed)).announced == (BROKEN,)
+    unseparated = raw.replace("<|tool_call_argument_begin|>", " ").replace('"arguments"', "")
+    assert read(Completion(unseparated, raw=unseparated)).announced == (BROKEN,)
+
+
 @for_every(sorted(OWN_FORMAT | {"chatml"}))
 def test_reading_never_raises(family: str) -> None:
     tokenizer = tokenizer_of(family)

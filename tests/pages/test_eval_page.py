@@ -64,6 +64,13 @@ def test_one_model_is_a_line_per_metric():
     assert "10 tokens written" in text.replace("10.0", "10")
 
 
+def test_errors_of_prompts_and_draws_are_told_apart_where_both_are_known():
+    assert "standard error" in eval_text(report(4)) and "standard error" not in eval_text(report(4, samples=1))
+    rewards = summarized([[Attempt(0.5, 3, True)], [Attempt(2.5, 5, True)]])
+    alone = EvalReport((ModelEval("runs/a", "task:sums", {"prompts": 2.0, "reward": 1.5}, rewards, 1.0),), {})
+    assert "1.5" in eval_text(alone) and "standard error" not in eval_text(alone)
+
+
 def test_several_models_are_a_table_with_pairs():
     text = eval_text(report(2, 9))
     table = next(block for block in text.split("\n\n") if block.startswith("model"))

@@ -15,7 +15,7 @@ from tests.support.for_every import for_every
 from tests.support.own_script import without_charts_script
 from whet.pages.chart_specs import chart, line, smoothed, thinned
 from whet.pages.chart_svg import chart_svg, step_scale, tick_text, value_scale
-from whet.pages.run_report import html_report, write_report
+from whet.pages.run_report import html_report, tiles, write_report
 from whet.record.log import RunRecorder
 from whet.record.run import read_run, verdict
 from whet.types import Prompt, Sample, StepReport, StopReason, WhetError
@@ -98,6 +98,12 @@ def leave_run(
         seconds = {"rollout": 40.0, "train": 20.0, "start_up": 5.0}
         record.finished({**SUMMARY, "finished": 1_700_000_075.0, "seconds": seconds, "tokens": 4000, **after})
     record.close()
+
+
+def test_tiles_say_where_a_number_came_from(tmp_path: Path) -> None:
+    leave_run(tmp_path, 40)
+    shown = {tile.name: (tile.before, tile.value) for tile in tiles(read_run(tmp_path))}
+    assert shown["eval accuracy"] == ("25.0%", "75.0%") and shown["mean reward"] == ("0.110", "0.500")
 
 
 def test_finished_run_has_every_section(tmp_path: Path) -> None:
