@@ -47,6 +47,13 @@ def test_spending_the_logits_changes_nothing_but_them(size):
     assert not torch.equal(logits, kept)
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_the_last_token_and_the_one_before_it_are_told_apart(size):
+    likeliest = torch.tensor([size - 1, size - 2])
+    logits = torch.nn.functional.one_hot(likeliest, size) * 60.0
+    assert draw(logits, torch.full((2,), 0.5), Sampling()).token.tolist() == likeliest.tolist()
+
+
 def test_frequencies_are_the_probabilities():
     logits = torch.tensor([[0.0, 1.0, 2.0, -1.0]]).expand(20000, -1)
     drawn = draw(logits, uniforms(list(range(20000)), 1)[:, 0], Sampling())

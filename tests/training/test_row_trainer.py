@@ -8,9 +8,27 @@ from torch import nn
 
 from whet.objective.policy import Loss
 from whet.record.metrics.timer import PhaseTimer
-from whet.training.row_trainer import RowTrainer, sum_micro_batches
+from whet.training.distributed.ranks import Ranks
+from whet.training.row_trainer import RowTrainer, rank_batches, sum_micro_batches
 from whet.training.run_loop import RunFailed
 from whet.training.sections import OptimizerSection, RowsSection
+
+
+class BusierFirst(Ranks):
+    """Two ranks, of which the first has two rows of three."""
+
+    def shares(self, costs, families=None):
+        return [[0, 2], [1]]
+
+    def most(self, number):
+        return 2
+
+
+def test_a_rank_with_fewer_batches_has_empty_ones_to_follow():
+    batches = [
+        rank_batches(BusierFirst(rank, 2), "abc", len, lambda rows: [[n] for n in range(len(rows))]) for rank in (0, 1)
+    ]
+    assert batches == [[[0], [2]], [[1], []]]
 
 
 class Steps(RowTrainer):
