@@ -31,11 +31,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from catalogue import PlannedRun, faulty
 from make_corpus import Job, file_name, train, write_data
-from measure import HERE, ReplayedRun, part_of, replayed, share
+from measure import HERE, ReplayedRun, replayed, share
 from outside import outside_faulty
 from readings import evals_of, series
 from results_file import RESULTS, add_results_flag, write_results
-from split_corpus import read_runs
+from split_corpus import part_of, read_runs
 
 from whet.record.metrics.intervals import more_right_p, welch_p
 from whet.settings.layers import from_settings, merged

@@ -28,7 +28,7 @@ from kinds import KINDS
 from results_file import add_results_flag, write_results
 from rivals import is_rl
 from slow_runs import slow_runs
-from split_corpus import HALVES, read_runs
+from split_corpus import HALVES, part_of, read_runs
 
 from whet.record.flat_rows import ThinnedLog
 from whet.record.health.diagnosis import RULES, findings, lingers
@@ -144,13 +144,6 @@ def replayed(run: Mapping[str, Any]) -> ReplayedRun:
         advised=frozenset(advised),
         opposed=opposed,
     )
-
-
-def part_of(run: Mapping[str, Any]) -> str:
-    """Where a run comes from: trained for the corpus, by its authors or an outsider's plan, archived, or drawn."""
-    if str(run["name"]).startswith("outside-"):
-        return "outside"
-    return "corpus" if str(run.get("part", "")).endswith("xz") else str(run.get("part", "corpus"))
 
 
 def replay_all(runs: Sequence[Mapping[str, Any]], workers: int) -> list[ReplayedRun]:

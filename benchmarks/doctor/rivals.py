@@ -21,7 +21,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from split_corpus import HALVES, read_runs
+from split_corpus import HALVES, part_of, read_runs
 
 Run = Mapping[str, Any]
 Alarms = list[tuple[str, str, int]]  # detector, warning or critical, step
@@ -190,7 +190,8 @@ def main() -> None:
     logging.disable(logging.CRITICAL)
     found: dict[str, Any] = {}
     for half in options.half or HALVES:
-        runs = [run for run in read_runs(options.corpus / f"corpus-{half}.jsonl.xz") if is_rl(run)]
+        runs = read_runs(options.corpus / f"corpus-{half}.jsonl.xz")
+        runs = [run for run in runs if is_rl(run) and part_of(run) == "corpus"]  # those whose kinds `NAMED_BY` knows
         found[half] = {}
         for name in RIVALS:
             try:

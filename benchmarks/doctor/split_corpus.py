@@ -34,6 +34,13 @@ def read_runs(path: Path) -> Iterator[dict[str, Any]]:
                 yield json.loads(line)
 
 
+def part_of(run: Mapping[str, Any]) -> str:
+    """Where a run comes from: trained for the corpus, by its authors or an outsider's plan, archived, or drawn."""
+    if str(run["name"]).startswith("outside-"):
+        return "outside"
+    return "corpus" if str(run.get("part", "")).endswith("xz") else str(run.get("part", "corpus"))
+
+
 def write_runs(path: Path, runs: Iterable[Mapping[str, Any]]) -> None:
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": 1 << 26}]
     with lzma.open(path, "wb", filters=filters) as file:
