@@ -161,9 +161,10 @@ class _TemplateTurns:
         self._ends: dict[str, _End] = {}
         self._unwritten: dict[str, str] = {}
         self._reasons: dict[_Asked, str] = {}
+        self._allowed: set[tuple[tuple[str, ...], bool, bool, bool]] = set()  # what passed `_require_all`
         self._frames: dict[str, _AnswerFrame] = {}
         self._verbatim: dict[tuple[Any, str], bool] = {}  # by kind of text and of message
-        self._rendered: dict[str, RenderedAnswer] = {}
+        self._rendered: dict[tuple[str, bool, int | None], RenderedAnswer] = {}
         self._expected: dict[str, tuple[int, list[dict[str, Any]], _Written]] = {}  # by messages
         for kind in ("user", "tool"):
             try:
@@ -173,8 +174,7 @@ class _TemplateTurns:
         if all(self._reason(_Asked(kind, thinks)) for kind in ("user", "tool") for thinks in (False, True)):
             self.require("user")
         self._markers = self._plain_markers()
-        tokens = {end.token for end in self._ends.values()} | {end.last for end in self._ends.values()}
-        self.end_tokens = frozenset(_token_id(tokenizer, token) for token in tokens)
+        self.end_tokens = frozenset[int]().union(*(end.ids for end in self._ends.values()))
 
     def answer(
         self,
@@ -188,10 +188,12 @@ class _TemplateTurns:
             raise WhetError("an environment answered a turn without a message; expected at least one, or done=True")
         self._require_all(conversation, messages)
         # what a group is told is often the same
-        key = repr((messages, ended, last_token))
+        written = repr(messages)
+        key = (written, ended, last_token)
         if key not in self._rendered:
             _make_place(self._rendered)
-            self._rendered[key] = self._render(messages, ended, last_token)
+            expected = self._expected.get(written) or self._unencoded(messages)
+            self._rendered[key] = self._render(*expected, ended, last_token)
         return self._rendered[key]
 
     def expect(self, answers: Sequence[Sequence[Message]]) -> None:
@@ -199,17 +201,19 @@ class _TemplateTurns:
         if len(answers) < 2:
             return
         for messages in answers:
+            key = repr(messages)
             # what cannot be written is said when it is asked for
             with contextlib.suppress(WhetError):
-                self._expected[repr(messages)] = self._unencoded(messages)
+                self._expected[key] = self._expected.get(key) or self._unencoded(messages)
         safe_and_written = [(safe, written) for _, safe, written in self._expected.values()]
         self._encoder.expect([self._ends[_kind(safe)].token + written.text for safe, written in safe_and_written])
 
-    def _render(self, messages: Sequence[Message], ended: bool, last_token: int | None) -> RenderedAnswer:
-        broken, safe, written = self._expected.get(repr(messages)) or self._unencoded(messages)
+    def _render(
+        self, broken: int, safe: Sequence[Message], written: _Written, ended: bool, last_token: int | None
+    ) -> RenderedAnswer:
         end = self._ends[_kind(safe)]
         if last_token is not None:
-            ended = last_token in (_token_id(self._tokenizer, token) for token in (end.token, end.last))
+            ended = last_token in end.ids
         # the end token is a border of the tokenizer's own: what stands before it does not reach what follows
         anchor = len(end.token)
         contents = [(start + anchor, stop + anchor) for start, stop in written.contents]
@@ -249,8 +253,17 @@ class _TemplateTurns:
 
     def _require_all(self, conversation: Sequence[Message], messages: Sequence[Message]) -> None:
         """Raise unless the template can be applied incrementally to this answer in this conversation."""
-        roles = [str(message["role"]) for message in messages]
-        earlier = [str(message["role"]) for message in conversation]
+        # a turn without thoughts passes where one with thoughts would: the policy left out what the template expects
+        tagged = [said for message in conversation if (said := _thinking(message))]
+        thinks = any(map(_thinks, tagged)) or (
+            any(THOUGHT_ENDS[0] in said for said in tagged) and self._drops_empty_thoughts
+        )
+        roles = tuple(str(message["role"]) for message in messages)
+        earlier = {message["role"] for message in conversation}
+        system = bool(conversation) and conversation[0]["role"] == "system"
+        key = (roles, "tool" in earlier, system, thinks)
+        if key in self._allowed:
+            return
         other = next((role for role in roles if role != "tool"), "")
         kinds = {"user": other} if other else {}
         if "tool" in roles:
@@ -259,11 +272,10 @@ class _TemplateTurns:
             kinds["tools"] = "tool"
         if other and "tool" in (*roles, *earlier):
             kinds["mixed"] = other
-        # a turn without thoughts passes where one with thoughts would: the policy left out what the template expects
-        thinks = any(map(_thinks, conversation)) or (any(map(_has_tags, conversation)) and self._drops_empty_thoughts)
         thoughts = (True,) if thinks else (False, True)
         for kind, role in kinds.items():
-            self._require(role, [_Asked(kind, thinks, system=earlier[:1] == ["system"]) for thinks in thoughts])
+            self._require(role, [_Asked(kind, thinks, system) for thinks in thoughts])
+        self._allowed.add(key)
 
     @functools.cached_property
     def _drops_empty_thoughts(self) -> bool:
@@ -371,7 +383,8 @@ class _TemplateTurns:
             if alone[:position] == until[:position]
         ]
         last = lasts[0][1] if lasts and lasts[0][0] == 0 else token
-        return _End("" if by_call else until[:position], until[:position], token, last)
+        ids = frozenset(_token_id(self._tokenizer, each) for each in (token, last))
+        return _End("" if by_call else until[:position], until[:position], token, last, ids)
 
     def _behind(self, messages: Sequence[Message], of: Sequence[Message], *, opens: bool = True) -> str:
         """What the template writes after the token that ends the sampled turn."""
@@ -548,6 +561,7 @@ class _End:
     closing: str  # what the template writes between the placeholder and the token
     token: str
     last: str  # the same token; gpt-oss ends a turn that nothing follows with another
+    ids: frozenset[int]  # of both
 
 
 @dataclass(frozen=True)
@@ -635,17 +649,15 @@ def _content(message: Message) -> str:
     return json.dumps(content, ensure_ascii=False, default=str)
 
 
-def _thinks(message: Message) -> bool:
+def _thinking(message: Message) -> str:
+    """What a turn of the policy says where it has thinking tags, even empty ones; else nothing."""
     content = _content(message) if message["role"] == "assistant" else ""
-    if not any(end in content for end in THOUGHT_ENDS):
-        return False
+    return content if any(end in content for end in THOUGHT_ENDS) else ""
+
+
+def _thinks(content: str) -> bool:
     thoughts = [content.rpartition(end)[0] for end in THOUGHT_ENDS]
     return any(re.sub(r"<think>|\[THINK\]|</think>", "", thought).strip() for thought in thoughts)
-
-
-def _has_tags(message: Message) -> bool:
-    """Whether a message has thinking tags, even empty ones."""
-    return message["role"] == "assistant" and THOUGHT_ENDS[0] in _content(message)
 
 
 def _break_up(content: str, markers: re.Pattern[str] | None) -> tuple[str, int]:
