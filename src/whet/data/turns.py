@@ -27,7 +27,6 @@ from whet.data.chat import THOUGHT_ENDS, control_tokens, shared_length, template
 from whet.types import Message, WhetError
 
 if TYPE_CHECKING:
-    from tokenizers import Encoding
     from transformers import PreTrainedTokenizerBase
 
 # placeholders: letters and digits only, so that no template escapes, trims or parses them
@@ -730,7 +729,7 @@ def _pairs(places: Sequence[int]) -> tuple[tuple[int, int], ...]:
 @dataclass(frozen=True)
 class _EncodedText:
     tokens: tuple[int, ...]
-    pieces: tuple[tuple[int, Encoding], ...]  # tokenised on their own; each with the character it begins at
+    pieces: tuple[tuple[int, Any], ...]  # encodings of the tokenizers library, with the character each begins at
     split: int  # strings in the contents that the tokenizer would have read as added tokens
 
     def place(self, character: int) -> int:
@@ -752,7 +751,7 @@ class _TextEncoder:
         self._controls = {_token_id(tokenizer, token) for token in control if len(token) > 1}
         self._backend: Any = getattr(tokenizer, "backend_tokenizer", None)
         self._is_tried = False
-        self._expected: dict[str, Encoding] = {}
+        self._expected: dict[str, Any] = {}
 
     def expect(self, texts: Sequence[str]) -> None:
         """Announce the texts that will be asked for next."""
@@ -788,7 +787,7 @@ class _TextEncoder:
                 return _EncodedText(tuple(tokens), tuple(pieces), len(cuts))
             cuts.update(forged)
 
-    def _encode(self, text: str) -> Encoding:
+    def _encode(self, text: str) -> Any:
         """Tokens and their places; by the tokenizers library itself where that gives the same: a third of the time."""
         if text in self._expected:
             return self._expected[text]

@@ -18,8 +18,7 @@ import types
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from whet.threads import Thread
 from whet.types import WhetError
@@ -118,11 +117,12 @@ class CallPool:
                 Thread(target=self._work, name="environment", daemon=True).start()
         self._tasks.put(tasks)
 
-    def give_up(self, future: Future[Any], what: str) -> None:
+    def give_up(self, future: Future[Any] | DrivenCall, what: str) -> None:
         """Stop waiting for a call. A coroutine is cancelled; a thread cannot be."""
         if future.cancel() or future.done():
             self._feel_pulse()
             return
+        assert isinstance(future, Future)
         with self._lock:
             self._lost += 1
             lost = self._lost
@@ -186,11 +186,10 @@ async def _awaited(awaitable: Any) -> Any:
     return await awaitable
 
 
-@dataclass(frozen=True)
-class _Pause:
+class _Pause(NamedTuple):
     """What a coroutine waits for: one of these calls to come back, or a time."""
 
-    calls: tuple[Future[Any], ...]
+    calls: Sequence[Future[Any]]
     until: float  # of the monotonic clock; infinity: no limit
 
     @property
@@ -200,7 +199,7 @@ class _Pause:
 
 @types.coroutine
 def _pause(calls: Sequence[Future[Any]], until: float) -> Generator[_Pause, None, None]:
-    yield _Pause(tuple(calls), until)
+    yield _Pause(calls, until)
 
 
 async def finished(call: Future[Any], seconds: float | None = None) -> None:
@@ -255,38 +254,55 @@ def _on_a_loop() -> bool:
     return asyncio._get_running_loop() is not None
 
 
-class DrivenCall(Future[Any]):
-    """What a coroutine that waits for calls will return, run on by the thread that asks for it."""
+class DrivenCall:
+    """What a coroutine that waits for calls will return, run on by the thread that asks for it, and by no other."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
-        super().__init__()
-        self._coroutine, self._pause = coroutine, _Pause((), 0.0)
+        self._coroutine = coroutine
+        self._pause: _Pause | None = _Pause((), 0.0)  # None: at the end
         self._wake: Callable[[], object] = bool  # does nothing
+        self._result: Any = None
+        self._error: Exception | None = None
 
     @property
     def until(self) -> float:
         """The time at which to go on with whatever has come by then, on the monotonic clock."""
-        return self._pause.until
+        return math.inf if self._pause is None else self._pause.until
 
     def begin(self, wake: Callable[[], object]) -> None:
-        """Run, and call `wake`, from any thread, whenever there is something to run on with and at the end."""
+        """Run, and call `wake`, from any thread, whenever there is something to run on with."""
         self._wake = wake
-        self.add_done_callback(lambda _: wake())
         self.run_on()
 
     def run_on(self) -> None:
         """Run up to the next call that is not back yet, or to the end; do nothing before the time has come."""
-        while not self.done() and self._pause.is_over:
-            self._pause = _Pause((), math.inf)
+        before = self._pause
+        while self._pause is not None and self._pause.is_over:
             try:
                 self._pause = self._coroutine.send(None)
             except StopIteration as end:
-                self.set_result(end.value)
+                self._pause, self._result = None, end.value
             except Exception as error:
-                self.set_exception(error)
+                self._pause, self._error = None, error
+        if self._pause is not None and self._pause is not before:
             for call in self._pause.calls:
                 call.add_done_callback(lambda _: self._wake())
 
+    def done(self) -> bool:
+        """Whether it has come to its end."""
+        return self._pause is None
+
+    def exception(self) -> Exception | None:
+        """What it raised in the end."""
+        return self._error
+
+    def result(self) -> Any:
+        """What it returned in the end; raises what it raised."""
+        if self._error is not None:
+            raise self._error
+        return self._result
+
     def cancel(self) -> bool:
+        """Give up what has not come to its end."""
         self._coroutine.close()
-        return super().cancel()
+        return True

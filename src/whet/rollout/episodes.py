@@ -172,7 +172,7 @@ class _Episode:
 class _EnvironmentCall:
     """A call of an environment that is on its way."""
 
-    future: Future[Any]
+    future: Future[Any] | DrivenCall
     episode: _Episode
     is_start: bool
     since: float
@@ -415,11 +415,12 @@ class _Play:
     def _await(self, call: _EnvironmentCall) -> None:
         future, key = call.future, call.episode.key
         self._calls[key] = call
-        self._pending.add(key)
         if isinstance(future, DrivenCall):
             future.begin(lambda: self._answered.put(call))
         else:
             future.add_done_callback(lambda _: self._answered.put(call))
+        if not (isinstance(future, DrivenCall) and future.done()):
+            self._pending.add(key)
 
     def _take_answers(self, must_come: bool = True) -> None:
         """Take in the answers that have come, in the order of the episodes; wait for one where nobody can write, if one
