@@ -130,7 +130,6 @@ class _Episode:
     answered: list[tuple[Completion, StepResult]] = field(default_factory=list)  # of an environment that replays
     unmade: str = ""  # why it has no environment
     tokens: list[int] = field(default_factory=list)
-    action: list[bool] = field(default_factory=list)  # of each token: sampled by the policy
     logp: list[Tensor] = field(default_factory=list)
     supports: list[tuple[Support | None, int]] = field(default_factory=list)  # with the tokens of the turn
     experts: list[Tensor | None] = field(default_factory=list)
@@ -563,7 +562,6 @@ class _Play:
         if episode.environment is not None:
             episode.renderer = runner.renderer(prompt, prompt.tools, getattr(episode.environment, "answers_as", ""))
         episode.tokens, episode.num_prompt = list(tokens), len(tokens)
-        episode.action = [False] * len(tokens)
         episode.table.seats[episode.role] = episode
         if not self._request(episode):
             self._fail(episode, f"its first prompt has {len(tokens)} tokens and leaves no room for a completion")
@@ -606,7 +604,6 @@ class _Play:
         start = len(episode.tokens)
         fresh = sample.tokens[start:].tolist()
         episode.tokens += fresh
-        episode.action += [True] * len(fresh)
         episode.logp.append(sample.behavior_logp[start:])
         episode.supports.append((sample.support, len(fresh)))
         episode.experts.append(sample.routed_experts)
@@ -696,7 +693,6 @@ class _Play:
             episode.turns.append(Turn(_speaker(message), _text(message), base + start, base + stop))
         episode.messages += result.messages
         episode.tokens += answer.tokens
-        episode.action += [False] * len(answer.tokens)
         episode.logp.append(torch.zeros(len(answer.tokens)))
         if answer.defused:
             self._runner._counts["defused_texts"] += answer.defused
@@ -773,7 +769,6 @@ class _Play:
         if not episode.tokens:
             episode.tokens = list(self._prompt_tokens[episode.number])
             episode.num_prompt = len(episode.tokens)
-            episode.action = [False] * len(episode.tokens)
         self._end(episode, StopReason.FAILED)
 
     def _end(self, episode: _Episode, reason: StopReason) -> None:
@@ -790,9 +785,12 @@ class _Play:
         policy = [turn for turn in episode.turns if turn.role == "assistant"]
         end = policy[-1].stop if policy else len(episode.tokens)
         logp = torch.cat([torch.zeros(episode.num_prompt), *episode.logp])[:end]
+        action = np.zeros(end, dtype=np.bool_)
+        for turn in policy:
+            action[turn.start : turn.stop] = True
         return Sample(
             tokens=long_tensor(episode.tokens[:end]),
-            action=torch.from_numpy(np.array(episode.action[:end], dtype=np.bool_)),
+            action=torch.from_numpy(action),
             behavior_logp=logp,
             versions=episode.versions or (0, 0),
             stop=reason,
