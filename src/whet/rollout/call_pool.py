@@ -17,7 +17,7 @@ import time
 import types
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import CancelledError, Future
 from typing import Any, NamedTuple
 
 from whet.threads import Thread
@@ -29,7 +29,73 @@ PULSE_SECONDS = 0.5  # for a loop to answer
 MOST_LOST = 32  # calls that were given up and never came back
 
 
-_Task = tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]
+class PoolCall:
+    """A call that a thread of a pool makes. All share one lock: a `Future` has one of its own, and with all that it
+    makes for itself costs as much as a quick call."""
+
+    _lock = threading.Lock()
+
+    def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...] = ()) -> None:
+        self._function, self._arguments = function, arguments
+        self._is_begun = self._is_done = False  # begun: made, or given up
+        self._result: Any = None
+        self._error: Exception | None = None
+        self._callbacks: tuple[Callable[[Any], object], ...] = ()
+
+    def make(self, awaited: Callable[[Any], Any]) -> None:
+        """Make the call, unless it was given up; `awaited` gives what comes of an awaitable."""
+        with self._lock:
+            if self._is_begun:
+                return
+            self._is_begun = True
+        try:
+            result = self._function(*self._arguments)
+            self._result = awaited(result) if inspect.isawaitable(result) else result
+        except BaseException as error:  # SystemExit in other people's code must not end a thread that others need
+            self._error = error if isinstance(error, Exception) else RuntimeError(repr(error))
+        self._end()
+
+    def _end(self) -> None:
+        with self._lock:
+            self._is_done = True
+        for callback in self._callbacks:
+            callback(self)
+
+    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
+        """Let it be told, from any thread, once the call is done."""
+        with self._lock:
+            if not self._is_done:
+                self._callbacks += (callback,)
+                return
+        callback(self)
+
+    def done(self) -> bool:
+        """Whether the call came back, or was given up before it was begun."""
+        return self._is_done
+
+    def exception(self, timeout: float | None = None) -> Exception | None:
+        """What the call raised; waits for its end."""
+        if not self._is_done:
+            ended = threading.Event()
+            self.add_done_callback(lambda _: ended.set())
+            if not ended.wait(timeout):
+                raise TimeoutError
+        return self._error
+
+    def result(self, timeout: float | None = None) -> Any:
+        """What the call returned; waits for its end, and raises what it raised."""
+        if (error := self.exception(timeout)) is not None:
+            raise error
+        return self._result
+
+    def cancel(self) -> bool:
+        """Give up a call that is not begun; False where it is."""
+        with self._lock:
+            if self._is_begun:
+                return False
+            self._is_begun, self._error = True, CancelledError()
+        self._end()
+        return True
 
 
 class CallBundle:
@@ -39,12 +105,12 @@ class CallBundle:
     """
 
     def __init__(self) -> None:
-        self._tasks: dict[CallPool, deque[_Task]] = {}
-        self._last: list[Future[Any]] = []  # of each pool, after all others
+        self._tasks: dict[CallPool, deque[PoolCall]] = {}
+        self._last: list[PoolCall] = []  # of each pool, after all others
 
-    def add(self, pool: CallPool, task: _Task) -> None:
-        """Add a task for a pool, which starts when the gathering ends."""
-        self._tasks.setdefault(pool, deque()).append(task)
+    def add(self, pool: CallPool, call: PoolCall) -> None:
+        """Add a call for a pool, which starts when the gathering ends."""
+        self._tasks.setdefault(pool, deque()).append(call)
 
     @contextlib.contextmanager
     def gathering(self) -> Iterator[None]:
@@ -55,26 +121,31 @@ class CallBundle:
         finally:
             _gathering.bundle = None
             for pool, tasks in self._tasks.items():
-                self._last.append(Future())
-                tasks.append((self._last[-1], bool, ()))
+                self._last.append(PoolCall(bool))
+                tasks.append(self._last[-1])
                 pool.start(tasks)
 
     def wait(self, seconds: float) -> bool:
         """Wait at most so long; True where every call was made, or was at least begun after `spread`."""
-        return not wait(self._last, seconds).not_done
+        until = time.monotonic() + seconds
+        with contextlib.suppress(TimeoutError):
+            for call in self._last:
+                call.exception(max(until - time.monotonic(), 0.0))
+            return True
+        return False
 
     def spread(self) -> None:
         """Let other threads make the calls that are not begun: one of them takes its time."""
         for pool, tasks in self._tasks.items():
-            while (task := _next_of(tasks)) is not None:
-                pool.start(deque((task,)))
+            while (call := _next_of(tasks)) is not None:
+                pool.start(deque((call,)))
         self._tasks.clear()
 
 
 _gathering = threading.local()
 
 
-def _next_of(tasks: deque[_Task]) -> _Task | None:
+def _next_of(tasks: deque[PoolCall]) -> PoolCall | None:
     """Taken out; another thread may do the same."""
     try:
         return tasks.popleft()
@@ -90,25 +161,25 @@ class CallPool:
     """
 
     def __init__(self) -> None:
-        self._tasks: queue.SimpleQueue[deque[_Task]] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[deque[PoolCall]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._threads = self._busy = self._lost = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pulse: threading.Event | None = None  # set by the loop, where a call on it was given up, if it still runs
 
-    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any] | PoolCall:
         """The result of the call; an async function runs on the event loop, and so does what a plain one hands back."""
         if inspect.iscoroutinefunction(function):
             return asyncio.run_coroutine_threadsafe(function(*arguments), self._event_loop())
-        future: Future[Any] = Future()
+        call = PoolCall(function, arguments)
         bundle: CallBundle | None = getattr(_gathering, "bundle", None)
         if bundle is None:
-            self.start(deque(((future, function, arguments),)))
+            self.start(deque((call,)))
         else:
-            bundle.add(self, (future, function, arguments))
-        return future
+            bundle.add(self, call)
+        return call
 
-    def start(self, tasks: deque[_Task]) -> None:
+    def start(self, tasks: deque[PoolCall]) -> None:
         """Let a thread take calls from these until none is left."""
         with self._lock:
             self._busy += 1
@@ -117,12 +188,12 @@ class CallPool:
                 Thread(target=self._work, name="environment", daemon=True).start()
         self._tasks.put(tasks)
 
-    def give_up(self, future: Future[Any] | DrivenCall, what: str) -> None:
+    def give_up(self, future: Future[Any] | PoolCall | DrivenCall, what: str) -> None:
         """Stop waiting for a call. A coroutine is cancelled; a thread cannot be."""
         if future.cancel() or future.done():
             self._feel_pulse()
             return
-        assert isinstance(future, Future)
+        assert not isinstance(future, DrivenCall)
         with self._lock:
             self._lost += 1
             lost = self._lost
@@ -140,22 +211,13 @@ class CallPool:
     def _work(self) -> None:
         while True:
             tasks = self._tasks.get()
-            while (task := _next_of(tasks)) is not None:
-                future, function, arguments = task
-                if future.set_running_or_notify_cancel():
-                    self._call(future, function, arguments)
+            while (call := _next_of(tasks)) is not None:
+                call.make(self._awaited)
             with self._lock:
                 self._busy -= 1
 
-    def _call(self, future: Future[Any], function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-        try:
-            result = function(*arguments)
-            if inspect.isawaitable(result):
-                result = asyncio.run_coroutine_threadsafe(_awaited(result), self._event_loop()).result()
-        except BaseException as error:  # SystemExit in other people's code must not end a thread that others need
-            future.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))
-        else:
-            future.set_result(result)
+    def _awaited(self, awaitable: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(_awaited(awaitable), self._event_loop()).result()
 
     def _feel_pulse(self) -> None:
         """A coroutine that took too long may have blocked its loop, and all that come after it would wait for ever."""
@@ -189,7 +251,7 @@ async def _awaited(awaitable: Any) -> Any:
 class _Pause(NamedTuple):
     """What a coroutine waits for: one of these calls to come back, or a time."""
 
-    calls: Sequence[Future[Any]]
+    calls: Sequence[Future[Any] | PoolCall]
     until: float  # of the monotonic clock; infinity: no limit
 
     @property
@@ -198,11 +260,11 @@ class _Pause(NamedTuple):
 
 
 @types.coroutine
-def _pause(calls: Sequence[Future[Any]], until: float) -> Generator[_Pause, None, None]:
+def _pause(calls: Sequence[Future[Any] | PoolCall], until: float) -> Generator[_Pause, None, None]:
     yield _Pause(calls, until)
 
 
-async def finished(call: Future[Any], seconds: float | None = None) -> None:
+async def finished(call: Future[Any] | PoolCall, seconds: float | None = None) -> None:
     """Wait for a call in another thread, at most so long; it goes on if this is not waited for any more."""
     if not _on_a_loop():
         if not call.done():
@@ -215,7 +277,7 @@ async def finished(call: Future[Any], seconds: float | None = None) -> None:
         if not woken.done():
             woken.set_result(None)
 
-    def wake_from_thread(_: Future[Any]) -> None:
+    def wake_from_thread(_: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop may be closed when an abandoned call comes back
             loop.call_soon_threadsafe(wake)
 

@@ -21,7 +21,7 @@ import queue
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -38,7 +38,7 @@ from whet.protocols import Engine, Environment
 from whet.registry import error_text
 from whet.rollout.answers import BadAnswer, initial_observation_of, reward_of, step_result_of
 from whet.rollout.branching import Branching, TurnReplay, shared_out, twin_of
-from whet.rollout.call_pool import CallBundle, CallPool, DrivenCall
+from whet.rollout.call_pool import CallBundle, CallPool, DrivenCall, PoolCall
 from whet.rollout.episode_runner import MOST_FAILURES, EpisodeEnded, PlayNotes
 from whet.rollout.expert_log import joined_experts
 from whet.rollout.scheduler import joined_support
@@ -171,7 +171,7 @@ class _Episode:
 class _EnvironmentCall:
     """A call of an environment that is on its way."""
 
-    future: Future[Any] | DrivenCall
+    future: Future[Any] | PoolCall | DrivenCall
     episode: _Episode
     is_start: bool
     since: float
@@ -299,7 +299,7 @@ class EnvironmentRunner:
         bundle, deadline = CallBundle(), time.monotonic() + self._limits.step_seconds
         with bundle.gathering():
             calls = [self._pool.submit(close) for close in closing]
-        if wait(calls, SPREAD_SECONDS).not_done:
+        if not bundle.wait(SPREAD_SECONDS):
             bundle.spread()
         for call in calls:
             try:
