@@ -452,10 +452,10 @@ class _TemplateTurns:
         framed = self._framed(marks)
         pieces, contents = framed.pieces, []
         for index, message in enumerate(messages):
-            left, right = _joined(pieces[: index + 1], marks), _joined(pieces[index + 1 :], marks[index + 1 :])
             if self._is_verbatim(message, marks[index]):
                 contents.append(str(message["content"]))
                 continue
+            left, right = _joined(pieces[: index + 1], marks), _joined(pieces[index + 1 :], marks[index + 1 :])
             mixed = self._behind([*marks[:index], message, *marks[index + 1 :]], marks)
             if not (mixed.startswith(left) and mixed.endswith(right) and len(mixed) >= len(left) + len(right)):
                 raise _Refused(f"what it writes around a {message['role']!r} message depends on the message")
@@ -736,11 +736,23 @@ class _EncodedText:
         """The first token that begins at this character or after it."""
         before = 0
         for begin, encoding in self.pieces:
-            place = bisect_left(range(len(encoding)), character - begin, key=lambda i: encoding.token_to_chars(i)[0])
+            place = _first_from(encoding, character - begin)
             before += place
             if place < len(encoding):
                 break
         return before
+
+
+def _first_from(encoding: Any, character: int) -> int:
+    """The first token that begins at this character or after it."""
+
+    def start(index: int) -> int:
+        return int(encoding.token_to_chars(index)[0])
+
+    index = encoding.char_to_token(character)
+    if index and start(index - 1) < character == start(index):
+        return int(index)
+    return bisect_left(range(len(encoding)), character, key=start)
 
 
 class _TextEncoder:
@@ -779,10 +791,9 @@ class _TextEncoder:
             for begin, encoding in pieces:
                 ids = encoding.ids
                 tokens += ids
-                for index in [] if controls.isdisjoint(ids) else range(len(ids)):
-                    if ids[index] in controls:
-                        start, stop = encoding.token_to_chars(index)
-                        forged += _cut(text, begin + start, begin + stop, contents)
+                for index in [index for index, token in enumerate(ids) if token in controls]:
+                    start, stop = encoding.token_to_chars(index)
+                    forged += _cut(text, begin + start, begin + stop, contents)
             if not forged:
                 return _EncodedText(tuple(tokens), tuple(pieces), len(cuts))
             cuts.update(forged)

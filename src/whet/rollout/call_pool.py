@@ -259,6 +259,9 @@ class _Pause(NamedTuple):
         return any(call.done() for call in self.calls) or time.monotonic() >= self.until
 
 
+_BEGINNING = _Pause((), -math.inf)
+
+
 @types.coroutine
 def _pause(calls: Sequence[Future[Any] | PoolCall], until: float) -> Generator[_Pause, None, None]:
     yield _Pause(calls, until)
@@ -295,7 +298,7 @@ async def side_by_side(coroutines: Sequence[Coroutine[Any, Any, None]]) -> None:
     if _on_a_loop():
         await asyncio.gather(*coroutines)
         return
-    waiting = [(coroutine, _Pause((), 0.0)) for coroutine in coroutines]
+    waiting = [(coroutine, _BEGINNING) for coroutine in coroutines]
     while waiting:
         running = [(coroutine, _run_on(coroutine) if pause.is_over else pause) for coroutine, pause in waiting]
         waiting = [(coroutine, pause) for coroutine, pause in running if pause is not None]
@@ -321,7 +324,7 @@ class DrivenCall:
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         self._coroutine = coroutine
-        self._pause: _Pause | None = _Pause((), 0.0)  # None: at the end
+        self._pause: _Pause | None = _BEGINNING  # None: at the end
         self._wake: Callable[[], object] = bool  # does nothing
         self._result: Any = None
         self._error: Exception | None = None
@@ -338,16 +341,16 @@ class DrivenCall:
 
     def run_on(self) -> None:
         """Run up to the next call that is not back yet, or to the end; do nothing before the time has come."""
-        before = self._pause
-        while self._pause is not None and self._pause.is_over:
-            try:
-                self._pause = self._coroutine.send(None)
-            except StopIteration as end:
-                self._pause, self._result = None, end.value
-            except Exception as error:
-                self._pause, self._error = None, error
-        if self._pause is not None and self._pause is not before:
-            for call in self._pause.calls:
+        if self._pause is None or not self._pause.is_over:
+            return
+        try:
+            self._pause = self._coroutine.send(None)
+        except StopIteration as end:
+            self._pause, self._result = None, end.value
+        except Exception as error:
+            self._pause, self._error = None, error
+        else:
+            for call in self._pause.calls:  # one that is back by now wakes at once
                 call.add_done_callback(lambda _: self._wake())
 
     def done(self) -> bool:
