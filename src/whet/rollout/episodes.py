@@ -25,7 +25,7 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -167,8 +167,7 @@ class _Episode:
         return twin
 
 
-@dataclass(frozen=True)
-class _EnvironmentCall:
+class _EnvironmentCall(NamedTuple):
     """A call of an environment that is on its way."""
 
     future: Future[Any] | PoolCall | DrivenCall
