@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from whet.data.chat import THOUGHT_ENDS, control_tokens, shared_length, templated
 from whet.types import Message, WhetError
@@ -563,8 +563,7 @@ class _End:
     ids: frozenset[int]  # of both
 
 
-@dataclass(frozen=True)
-class _Written:
+class _Written(NamedTuple):
     """An answer as text."""
 
     text: str  # after the token that ends the sampled turn
@@ -726,8 +725,7 @@ def _pairs(places: Sequence[int]) -> tuple[tuple[int, int], ...]:
     return tuple(pairwise(places))
 
 
-@dataclass(frozen=True)
-class _EncodedText:
+class _EncodedText(NamedTuple):
     tokens: tuple[int, ...]
     pieces: tuple[tuple[int, Any], ...]  # encodings of the tokenizers library, with the character each begins at
     split: int  # strings in the contents that the tokenizer would have read as added tokens
@@ -815,7 +813,7 @@ class _TextEncoder:
 
 def _cut(text: str, start: int, stop: int, contents: Sequence[tuple[int, int]]) -> list[int]:
     """Where to cut the text of a control token that stands in a content; some also take up the blanks around them."""
-    if not any(start < content_stop and stop > content_start for content_start, content_stop in contents):
+    if stop <= contents[0][0] or start >= contents[-1][1]:
         return []
     matched = text[start:stop]
     first = start + len(matched) - len(matched.lstrip())
