@@ -30,13 +30,11 @@ MOST_LOST = 32  # calls that were given up and never came back
 
 
 class PoolCall:
-    """A call that a thread of a pool makes. All share one lock: a `Future` has one of its own, and with all that it
-    makes for itself costs as much as a quick call."""
+    """A call that a thread of a pool makes. Those of a pool share its lock: a `Future` has one of its own, and with all
+    that it makes for itself costs as much as a quick call."""
 
-    _lock = threading.Lock()
-
-    def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...] = ()) -> None:
-        self._function, self._arguments = function, arguments
+    def __init__(self, lock: threading.Lock, function: Callable[..., Any], arguments: tuple[Any, ...] = ()) -> None:
+        self._lock, self._function, self._arguments = lock, function, arguments
         self._is_begun = self._is_done = False  # begun: made, or given up
         self._result: Any = None
         self._error: Exception | None = None
@@ -121,7 +119,7 @@ class CallBundle:
         finally:
             _gathering.bundle = None
             for pool, tasks in self._tasks.items():
-                self._last.append(PoolCall(bool))
+                self._last.append(PoolCall(pool.lock, bool))
                 tasks.append(self._last[-1])
                 pool.start(tasks)
 
@@ -162,7 +160,7 @@ class CallPool:
 
     def __init__(self) -> None:
         self._tasks: queue.SimpleQueue[deque[PoolCall]] = queue.SimpleQueue()
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._threads = self._busy = self._lost = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pulse: threading.Event | None = None  # set by the loop, where a call on it was given up, if it still runs
@@ -171,7 +169,7 @@ class CallPool:
         """The result of the call; an async function runs on the event loop, and so does what a plain one hands back."""
         if inspect.iscoroutinefunction(function):
             return asyncio.run_coroutine_threadsafe(function(*arguments), self._event_loop())
-        call = PoolCall(function, arguments)
+        call = PoolCall(self.lock, function, arguments)
         bundle: CallBundle | None = getattr(_gathering, "bundle", None)
         if bundle is None:
             self.start(deque((call,)))
@@ -181,7 +179,7 @@ class CallPool:
 
     def start(self, tasks: deque[PoolCall]) -> None:
         """Let a thread take calls from these until none is left."""
-        with self._lock:
+        with self.lock:
             self._busy += 1
             if self._busy > self._threads and self._threads - self._lost < MOST_THREADS:
                 self._threads += 1
@@ -194,7 +192,7 @@ class CallPool:
             self._feel_pulse()
             return
         assert not isinstance(future, DrivenCall)
-        with self._lock:
+        with self.lock:
             self._lost += 1
             lost = self._lost
         future.add_done_callback(lambda _: self._found())
@@ -205,7 +203,7 @@ class CallPool:
             )
 
     def _found(self) -> None:
-        with self._lock:
+        with self.lock:
             self._lost -= 1
 
     def _work(self) -> None:
@@ -213,7 +211,7 @@ class CallPool:
             tasks = self._tasks.get()
             while (call := _next_of(tasks)) is not None:
                 call.make(self._awaited)
-            with self._lock:
+            with self.lock:
                 self._busy -= 1
 
     def _awaited(self, awaitable: Any) -> Any:
@@ -221,7 +219,7 @@ class CallPool:
 
     def _feel_pulse(self) -> None:
         """A coroutine that took too long may have blocked its loop, and all that come after it would wait for ever."""
-        with self._lock:
+        with self.lock:
             if self._loop is not None and self._pulse is None:
                 self._pulse = threading.Event()
                 self._loop.call_soon_threadsafe(self._pulse.set)
@@ -229,7 +227,7 @@ class CallPool:
     def _event_loop(self) -> asyncio.AbstractEventLoop:
         pulse = self._pulse
         is_blocked = pulse is not None and not pulse.wait(PULSE_SECONDS)
-        with self._lock:
+        with self.lock:
             if self._pulse is pulse and pulse is not None:
                 self._pulse = None
                 if is_blocked:  # its thread is lost until the call comes back; others get a loop that runs
