@@ -6,7 +6,9 @@ import asyncio
 import logging
 import threading
 import time
-from concurrent.futures import wait
+from concurrent.futures import CancelledError, wait
+
+import pytest
 
 from whet.rollout import call_pool
 from whet.rollout.call_pool import CallBundle, CallPool
@@ -60,9 +62,23 @@ def test_quick_calls_of_a_bundle_are_made_by_one_thread_and_slow_ones_side_by_si
     with bundle.gathering():
         hanging, behind = pools[0].submit(released.wait, 20), pools[0].submit(threading.get_ident)
     try:
-        assert wait([behind], timeout=0.1).not_done  # in vain: it waits for the one in front of it
+        with pytest.raises(TimeoutError):
+            behind.result(timeout=0.1)  # in vain: it waits for the one in front of it
         bundle.spread()
         assert behind.result(timeout=5) and not hanging.done()
         assert pools[0].submit(threading.get_ident).result(timeout=5)  # gathered no more
     finally:
         released.set()
+
+
+def test_a_call_that_is_given_up_before_it_began_is_never_made():
+    pool, bundle, released, made = CallPool(), CallBundle(), threading.Event(), []
+    with bundle.gathering():
+        hanging, given_up, last = (
+            pool.submit(call) for call in (lambda: released.wait(20), lambda: made.append(1), int)
+        )
+    pool.give_up(given_up, "a tool")
+    assert given_up.done() and not hanging.done()
+    released.set()
+    assert last.result(timeout=5) == 0 and hanging.result() is True and not made
+    assert isinstance(given_up.exception(), CancelledError)

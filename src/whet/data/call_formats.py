@@ -194,6 +194,8 @@ def tool_instructions(call_format: str, tools: Sequence[Mapping[str, Any]]) -> s
 
 def _named(calls: Calls, tools: Sequence[Mapping[str, Any]]) -> Calls:
     """The calls with positional arguments named by the tools' schemas."""
+    if not any(call.positional for call in calls.announced):
+        return calls
     return Calls(tuple(named(call, list(tools)) for call in calls.announced), calls.malformed, calls.text)
 
 

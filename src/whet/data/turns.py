@@ -16,11 +16,12 @@ import functools
 import json
 import re
 import string
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from whet.data.chat import THOUGHT_ENDS, control_tokens, shared_length, templated
 from whet.types import Message, WhetError
@@ -159,9 +160,10 @@ class _TemplateTurns:
         self._ends: dict[str, _End] = {}
         self._unwritten: dict[str, str] = {}
         self._reasons: dict[_Asked, str] = {}
+        self._allowed: set[tuple[tuple[str, ...], bool, bool, bool]] = set()  # what passed `_require_all`
         self._frames: dict[str, _AnswerFrame] = {}
         self._verbatim: dict[tuple[Any, str], bool] = {}  # by kind of text and of message
-        self._rendered: dict[str, RenderedAnswer] = {}
+        self._rendered: dict[tuple[str, bool, int | None], RenderedAnswer] = {}
         self._expected: dict[str, tuple[int, list[dict[str, Any]], _Written]] = {}  # by messages
         for kind in ("user", "tool"):
             try:
@@ -171,8 +173,7 @@ class _TemplateTurns:
         if all(self._reason(_Asked(kind, thinks)) for kind in ("user", "tool") for thinks in (False, True)):
             self.require("user")
         self._markers = self._plain_markers()
-        tokens = {end.token for end in self._ends.values()} | {end.last for end in self._ends.values()}
-        self.end_tokens = frozenset(_token_id(tokenizer, token) for token in tokens)
+        self.end_tokens = frozenset[int]().union(*(end.ids for end in self._ends.values()))
 
     def answer(
         self,
@@ -186,10 +187,12 @@ class _TemplateTurns:
             raise WhetError("an environment answered a turn without a message; expected at least one, or done=True")
         self._require_all(conversation, messages)
         # what a group is told is often the same
-        key = repr((messages, ended, last_token))
+        written = repr(messages)
+        key = (written, ended, last_token)
         if key not in self._rendered:
             _make_place(self._rendered)
-            self._rendered[key] = self._render(messages, ended, last_token)
+            expected = self._expected.get(written) or self._unencoded(messages)
+            self._rendered[key] = self._render(*expected, ended, last_token)
         return self._rendered[key]
 
     def expect(self, answers: Sequence[Sequence[Message]]) -> None:
@@ -197,17 +200,19 @@ class _TemplateTurns:
         if len(answers) < 2:
             return
         for messages in answers:
+            key = repr(messages)
             # what cannot be written is said when it is asked for
             with contextlib.suppress(WhetError):
-                self._expected[repr(messages)] = self._unencoded(messages)
+                self._expected[key] = self._expected.get(key) or self._unencoded(messages)
         safe_and_written = [(safe, written) for _, safe, written in self._expected.values()]
         self._encoder.expect([self._ends[_kind(safe)].token + written.text for safe, written in safe_and_written])
 
-    def _render(self, messages: Sequence[Message], ended: bool, last_token: int | None) -> RenderedAnswer:
-        broken, safe, written = self._expected.get(repr(messages)) or self._unencoded(messages)
+    def _render(
+        self, broken: int, safe: Sequence[Message], written: _Written, ended: bool, last_token: int | None
+    ) -> RenderedAnswer:
         end = self._ends[_kind(safe)]
         if last_token is not None:
-            ended = last_token in (_token_id(self._tokenizer, token) for token in (end.token, end.last))
+            ended = last_token in end.ids
         # the end token is a border of the tokenizer's own: what stands before it does not reach what follows
         anchor = len(end.token)
         contents = [(start + anchor, stop + anchor) for start, stop in written.contents]
@@ -247,8 +252,17 @@ class _TemplateTurns:
 
     def _require_all(self, conversation: Sequence[Message], messages: Sequence[Message]) -> None:
         """Raise unless the template can be applied incrementally to this answer in this conversation."""
-        roles = [str(message["role"]) for message in messages]
-        earlier = [str(message["role"]) for message in conversation]
+        # a turn without thoughts passes where one with thoughts would: the policy left out what the template expects
+        tagged = [said for message in conversation if (said := _thinking(message))]
+        thinks = any(map(_thinks, tagged)) or (
+            any(THOUGHT_ENDS[0] in said for said in tagged) and self._drops_empty_thoughts
+        )
+        roles = tuple(str(message["role"]) for message in messages)
+        earlier = {message["role"] for message in conversation}
+        system = bool(conversation) and conversation[0]["role"] == "system"
+        key = (roles, "tool" in earlier, system, thinks)
+        if key in self._allowed:
+            return
         other = next((role for role in roles if role != "tool"), "")
         kinds = {"user": other} if other else {}
         if "tool" in roles:
@@ -257,11 +271,10 @@ class _TemplateTurns:
             kinds["tools"] = "tool"
         if other and "tool" in (*roles, *earlier):
             kinds["mixed"] = other
-        # a turn without thoughts passes where one with thoughts would: the policy left out what the template expects
-        thinks = any(map(_thinks, conversation)) or (any(map(_has_tags, conversation)) and self._drops_empty_thoughts)
         thoughts = (True,) if thinks else (False, True)
         for kind, role in kinds.items():
-            self._require(role, [_Asked(kind, thinks, system=earlier[:1] == ["system"]) for thinks in thoughts])
+            self._require(role, [_Asked(kind, thinks, system) for thinks in thoughts])
+        self._allowed.add(key)
 
     @functools.cached_property
     def _drops_empty_thoughts(self) -> bool:
@@ -369,7 +382,8 @@ class _TemplateTurns:
             if alone[:position] == until[:position]
         ]
         last = lasts[0][1] if lasts and lasts[0][0] == 0 else token
-        return _End("" if by_call else until[:position], until[:position], token, last)
+        ids = frozenset(_token_id(self._tokenizer, each) for each in (token, last))
+        return _End("" if by_call else until[:position], until[:position], token, last, ids)
 
     def _behind(self, messages: Sequence[Message], of: Sequence[Message], *, opens: bool = True) -> str:
         """What the template writes after the token that ends the sampled turn."""
@@ -438,10 +452,10 @@ class _TemplateTurns:
         framed = self._framed(marks)
         pieces, contents = framed.pieces, []
         for index, message in enumerate(messages):
-            left, right = _joined(pieces[: index + 1], marks), _joined(pieces[index + 1 :], marks[index + 1 :])
             if self._is_verbatim(message, marks[index]):
                 contents.append(str(message["content"]))
                 continue
+            left, right = _joined(pieces[: index + 1], marks), _joined(pieces[index + 1 :], marks[index + 1 :])
             mixed = self._behind([*marks[:index], message, *marks[index + 1 :]], marks)
             if not (mixed.startswith(left) and mixed.endswith(right) and len(mixed) >= len(left) + len(right)):
                 raise _Refused(f"what it writes around a {message['role']!r} message depends on the message")
@@ -546,10 +560,10 @@ class _End:
     closing: str  # what the template writes between the placeholder and the token
     token: str
     last: str  # the same token; gpt-oss ends a turn that nothing follows with another
+    ids: frozenset[int]  # of both
 
 
-@dataclass(frozen=True)
-class _Written:
+class _Written(NamedTuple):
     """An answer as text."""
 
     text: str  # after the token that ends the sampled turn
@@ -633,17 +647,15 @@ def _content(message: Message) -> str:
     return json.dumps(content, ensure_ascii=False, default=str)
 
 
-def _thinks(message: Message) -> bool:
+def _thinking(message: Message) -> str:
+    """What a turn of the policy says where it has thinking tags, even empty ones; else nothing."""
     content = _content(message) if message["role"] == "assistant" else ""
-    if not any(end in content for end in THOUGHT_ENDS):
-        return False
+    return content if any(end in content for end in THOUGHT_ENDS) else ""
+
+
+def _thinks(content: str) -> bool:
     thoughts = [content.rpartition(end)[0] for end in THOUGHT_ENDS]
     return any(re.sub(r"<think>|\[THINK\]|</think>", "", thought).strip() for thought in thoughts)
-
-
-def _has_tags(message: Message) -> bool:
-    """Whether a message has thinking tags, even empty ones."""
-    return message["role"] == "assistant" and THOUGHT_ENDS[0] in _content(message)
 
 
 def _break_up(content: str, markers: re.Pattern[str] | None) -> tuple[str, int]:
@@ -713,15 +725,32 @@ def _pairs(places: Sequence[int]) -> tuple[tuple[int, int], ...]:
     return tuple(pairwise(places))
 
 
-@dataclass(frozen=True)
-class _EncodedText:
+class _EncodedText(NamedTuple):
     tokens: tuple[int, ...]
-    starts: tuple[int, ...]  # the character each token begins at
+    pieces: tuple[tuple[int, Any], ...]  # encodings of the tokenizers library, with the character each begins at
     split: int  # strings in the contents that the tokenizer would have read as added tokens
 
     def place(self, character: int) -> int:
         """The first token that begins at this character or after it."""
-        return next((i for i, start in enumerate(self.starts) if start >= character), len(self.starts))
+        before = 0
+        for begin, encoding in self.pieces:
+            place = _first_from(encoding, character - begin)
+            before += place
+            if place < len(encoding):
+                break
+        return before
+
+
+def _first_from(encoding: Any, character: int) -> int:
+    """The first token that begins at this character or after it."""
+
+    def start(index: int) -> int:
+        return int(encoding.token_to_chars(index)[0])
+
+    index = encoding.char_to_token(character)
+    if index and start(index - 1) < character == start(index):
+        return int(index)
+    return bisect_left(range(len(encoding)), character, key=start)
 
 
 class _TextEncoder:
@@ -732,16 +761,14 @@ class _TextEncoder:
         self._controls = {_token_id(tokenizer, token) for token in control if len(token) > 1}
         self._backend: Any = getattr(tokenizer, "backend_tokenizer", None)
         self._is_tried = False
-        self._expected: dict[str, tuple[list[int], list[tuple[int, int]]]] = {}
+        self._expected: dict[str, Any] = {}
 
     def expect(self, texts: Sequence[str]) -> None:
         """Announce the texts that will be asked for next."""
         self._expected.clear()
         texts = list(dict.fromkeys(texts))
         if self._is_tried and self._is_plain and len(texts) > 1:
-            encodings = self._backend.encode_batch(texts, add_special_tokens=False)
-            pairs = zip(texts, encodings, strict=True)
-            self._expected = {text: (encoding.ids, encoding.offsets) for text, encoding in pairs}
+            self._expected = dict(zip(texts, self._backend.encode_batch(texts, add_special_tokens=False), strict=True))
 
     @property
     def _is_plain(self) -> bool:
@@ -755,40 +782,39 @@ class _TextEncoder:
         controls = self._controls if contents else frozenset()
         cuts: set[int] = set()
         while True:
+            borders = (0, *sorted(cuts), len(text))
+            pieces = [(begin, self._encode(text[begin:finish])) for begin, finish in pairwise(borders)]
             tokens: list[int] = []
-            starts: list[int] = []
             forged: list[int] = []
-            for begin, finish in pairwise((0, *sorted(cuts), len(text))):
-                ids, offsets = self._encode(text[begin:finish])
+            for begin, encoding in pieces:
+                ids = encoding.ids
                 tokens += ids
-                starts += [begin + start for start, _ in offsets]
-                if not controls.isdisjoint(ids):
-                    for token, (start, stop) in zip(ids, offsets, strict=True):
-                        if token in controls:
-                            forged += _cut(text, begin + start, begin + stop, contents)
+                for index in [index for index, token in enumerate(ids) if token in controls]:
+                    start, stop = encoding.token_to_chars(index)
+                    forged += _cut(text, begin + start, begin + stop, contents)
             if not forged:
-                return _EncodedText(tuple(tokens), tuple(starts), len(cuts))
+                return _EncodedText(tuple(tokens), tuple(pieces), len(cuts))
             cuts.update(forged)
 
-    def _encode(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+    def _encode(self, text: str) -> Any:
         """Tokens and their places; by the tokenizers library itself where that gives the same: a third of the time."""
         if text in self._expected:
             return self._expected[text]
         backend, is_plain = self._backend, self._is_plain
         if self._is_tried and is_plain:
-            encoding = backend.encode(text, add_special_tokens=False)
-            return encoding.ids, encoding.offsets
-        encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        ids, offsets = list(encoded["input_ids"]), list(encoded["offset_mapping"])
+            return backend.encode(text, add_special_tokens=False)
+        (encoded,) = self._tokenizer(text, add_special_tokens=False).encodings
         if is_plain and text:
             encoding = backend.encode(text, add_special_tokens=False)
-            self._is_tried = (encoding.ids, encoding.offsets) == (ids, offsets)
+            self._is_tried = (encoding.ids, encoding.offsets) == (encoded.ids, encoded.offsets)
             self._backend = backend if self._is_tried else None
-        return ids, offsets
+        return encoded
 
 
 def _cut(text: str, start: int, stop: int, contents: Sequence[tuple[int, int]]) -> list[int]:
     """Where to cut the text of a control token that stands in a content; some also take up the blanks around them."""
+    if stop <= contents[0][0] or start >= contents[-1][1]:
+        return []
     matched = text[start:stop]
     first = start + len(matched) - len(matched.lstrip())
     last = start + len(matched.rstrip())

@@ -21,11 +21,11 @@ import queue
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -38,7 +38,7 @@ from whet.protocols import Engine, Environment
 from whet.registry import error_text
 from whet.rollout.answers import BadAnswer, initial_observation_of, reward_of, step_result_of
 from whet.rollout.branching import Branching, TurnReplay, shared_out, twin_of
-from whet.rollout.call_pool import CallBundle, CallPool, DrivenCall
+from whet.rollout.call_pool import CallBundle, CallPool, DrivenCall, PoolCall
 from whet.rollout.episode_runner import MOST_FAILURES, EpisodeEnded, PlayNotes
 from whet.rollout.expert_log import joined_experts
 from whet.rollout.scheduler import joined_support
@@ -130,7 +130,6 @@ class _Episode:
     answered: list[tuple[Completion, StepResult]] = field(default_factory=list)  # of an environment that replays
     unmade: str = ""  # why it has no environment
     tokens: list[int] = field(default_factory=list)
-    action: list[bool] = field(default_factory=list)  # of each token: sampled by the policy
     logp: list[Tensor] = field(default_factory=list)
     supports: list[tuple[Support | None, int]] = field(default_factory=list)  # with the tokens of the turn
     experts: list[Tensor | None] = field(default_factory=list)
@@ -168,11 +167,10 @@ class _Episode:
         return twin
 
 
-@dataclass(frozen=True)
-class _EnvironmentCall:
+class _EnvironmentCall(NamedTuple):
     """A call of an environment that is on its way."""
 
-    future: Future[Any]
+    future: Future[Any] | PoolCall | DrivenCall
     episode: _Episode
     is_start: bool
     since: float
@@ -300,7 +298,7 @@ class EnvironmentRunner:
         bundle, deadline = CallBundle(), time.monotonic() + self._limits.step_seconds
         with bundle.gathering():
             calls = [self._pool.submit(close) for close in closing]
-        if wait(calls, SPREAD_SECONDS).not_done:
+        if not bundle.wait(SPREAD_SECONDS):
             bundle.spread()
         for call in calls:
             try:
@@ -415,11 +413,12 @@ class _Play:
     def _await(self, call: _EnvironmentCall) -> None:
         future, key = call.future, call.episode.key
         self._calls[key] = call
-        self._pending.add(key)
         if isinstance(future, DrivenCall):
             future.begin(lambda: self._answered.put(call))
         else:
             future.add_done_callback(lambda _: self._answered.put(call))
+        if not (isinstance(future, DrivenCall) and future.done()):
+            self._pending.add(key)
 
     def _take_answers(self, must_come: bool = True) -> None:
         """Take in the answers that have come, in the order of the episodes; wait for one where nobody can write, if one
@@ -562,7 +561,6 @@ class _Play:
         if episode.environment is not None:
             episode.renderer = runner.renderer(prompt, prompt.tools, getattr(episode.environment, "answers_as", ""))
         episode.tokens, episode.num_prompt = list(tokens), len(tokens)
-        episode.action = [False] * len(tokens)
         episode.table.seats[episode.role] = episode
         if not self._request(episode):
             self._fail(episode, f"its first prompt has {len(tokens)} tokens and leaves no room for a completion")
@@ -605,7 +603,6 @@ class _Play:
         start = len(episode.tokens)
         fresh = sample.tokens[start:].tolist()
         episode.tokens += fresh
-        episode.action += [True] * len(fresh)
         episode.logp.append(sample.behavior_logp[start:])
         episode.supports.append((sample.support, len(fresh)))
         episode.experts.append(sample.routed_experts)
@@ -695,7 +692,6 @@ class _Play:
             episode.turns.append(Turn(_speaker(message), _text(message), base + start, base + stop))
         episode.messages += result.messages
         episode.tokens += answer.tokens
-        episode.action += [False] * len(answer.tokens)
         episode.logp.append(torch.zeros(len(answer.tokens)))
         if answer.defused:
             self._runner._counts["defused_texts"] += answer.defused
@@ -772,7 +768,6 @@ class _Play:
         if not episode.tokens:
             episode.tokens = list(self._prompt_tokens[episode.number])
             episode.num_prompt = len(episode.tokens)
-            episode.action = [False] * len(episode.tokens)
         self._end(episode, StopReason.FAILED)
 
     def _end(self, episode: _Episode, reason: StopReason) -> None:
@@ -789,9 +784,12 @@ class _Play:
         policy = [turn for turn in episode.turns if turn.role == "assistant"]
         end = policy[-1].stop if policy else len(episode.tokens)
         logp = torch.cat([torch.zeros(episode.num_prompt), *episode.logp])[:end]
+        action = np.zeros(end, dtype=np.bool_)
+        for turn in policy:
+            action[turn.start : turn.stop] = True
         return Sample(
             tokens=long_tensor(episode.tokens[:end]),
-            action=torch.from_numpy(np.array(episode.action[:end], dtype=np.bool_)),
+            action=torch.from_numpy(action),
             behavior_logp=logp,
             versions=episode.versions or (0, 0),
             stop=reason,

@@ -276,6 +276,8 @@ class ToolEnvironment:
 
     async def _answers(self, calls: Sequence[ToolCall]) -> list[_Answer]:
         """All answers in the order of the calls. Calls run side by side, but for those that share a state."""
+        if len(calls) == 1:  # nothing to do side by side: no tasks for it
+            return [await self._answer(calls[0], 0)]
         chains: dict[object, list[int]] = {}
         for position, call in enumerate(calls):
             tool = self._tools.get(call.name)
@@ -287,10 +289,7 @@ class ToolEnvironment:
             for index in chain:
                 answers[index] = await self._answer(calls[index], index)
 
-        if len(chains) == 1:  # nothing to do side by side: no tasks for it
-            await run(range(len(calls)))
-        else:
-            await side_by_side([run(chain) for chain in chains.values()])
+        await side_by_side([run(chain) for chain in chains.values()])
         return [answer for answer in answers if answer is not None]
 
     async def _answer(self, call: ToolCall, index: int) -> _Answer:
