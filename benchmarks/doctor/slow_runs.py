@@ -110,11 +110,20 @@ def archived() -> Iterator[dict[str, Any]]:
                 "start": 1,
                 "settings": settings,
                 "dtype": record["facts"]["dtype"],
-                "health_settings": health_settings(resolved(record["method"], known)),
+                "health_settings": {
+                    **health_settings(resolved(record["method"], known)),
+                    "reward.parts": {part["reward"]: [part.get("weight", 1.0)] for part in reward_parts(known)},
+                },
                 "status": record["status"],
                 "lines": record["lines"],
                 "part": "archive",
             }
+
+
+def reward_parts(settings: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """The parts of the reward, as a run states them."""
+    parts: Sequence[Mapping[str, Any]] = settings.get("reward", {}).get("parts", ())
+    return parts
 
 
 # drawn ones

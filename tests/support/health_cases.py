@@ -62,6 +62,9 @@ def line(start: float, slope: float) -> Callable[[int], float]:
     return lambda step: start + slope * step
 
 
+UNPAID = {"reward.parts": {"right": [0.0], "easy": [1.0]}, "objective.kl.beta": 0.04}
+
+
 def two(right: Number, easy: Number) -> dict[str, Number]:
     """A reward of two parts."""
 
@@ -433,6 +436,9 @@ CASES: dict[str, Case] = {
             "the task is solved": Course(
                 {**two(1.0, 0.5), "accuracy": 1.0}, {"easy_decides": 0.95, "right_decides": 0.0}
             ),
+            "the first is only measured": Course(
+                two(0.1, 0.5), {"easy_decides": 1.0, "right_decides": 0.0}, settings=UNPAID
+            ),
         },
     ),
     "held-out disagreement": Case(
@@ -593,9 +599,9 @@ CASES: dict[str, Case] = {
         },
     ),
     "guessing": Case(
-        replace(rows(score=0.0, accuracy=0.5), counts={"rows": 150}),
+        replace(rows(score=0.0, accuracy=0.5), counts={"rows": 400}),
         {
-            "it knows": replace(rows(score=0.0, accuracy=0.8), counts={"rows": 150}),
+            "it knows": replace(rows(score=0.0, accuracy=0.8), counts={"rows": 400}),
             "few pairs": rows(score=0.0, accuracy=0.5),
         },
     ),

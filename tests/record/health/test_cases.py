@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.support.for_every import for_every
-from tests.support.health_cases import CASES, Course, after, pairs
+from tests.support.health_cases import CASES, UNPAID, Course, after, pairs
 from whet.record.health.diagnosis import RULES, findings
 from whet.record.health.finding import HealthFinding
 from whet.record.health.history import history_of
@@ -26,6 +26,14 @@ def test_it_speaks_about_its_run_with_evidence_cause_and_remedy(name: str) -> No
     assert finding is not None and finding.name == name and finding.is_problem != RULES[name].is_note
     assert finding.evidence and finding.cause and "\n" not in finding.text and "None" not in finding.text
     assert bool(finding.remedy) == finding.is_problem and finding.normal_when
+
+
+def test_a_part_that_is_only_measured_cannot_be_made_to_count_the_policy_is_tied_tighter() -> None:
+    """No gate and no weight helps where the reward stands for something that is not known in earnest."""
+    parts = CASES["reward hacked"].ill
+    paid, unpaid = (found("reward hacked", replace(parts, settings=settings)) for settings in ({}, UNPAID))
+    assert paid is not None and "gate" in paid.remedy
+    assert unpaid is not None and unpaid.settings == (("objective.kl.beta", "0.4"),) and "gate" not in unpaid.remedy
 
 
 WELL = [(name, why) for name, case in CASES.items() for why in case.well]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 
 from whet.record.health.finding import HealthFinding, problem
@@ -19,6 +19,7 @@ DECIDES = 0.8  # of the variance within groups
 NEAR_LIMIT = 0.9  # of the longest completion
 FEWEST_FOR_HACKING = 12  # steps before a trend of the parts is one
 FALL = 0.05  # of the first part, below which a fall is noise
+MORE_KL = 10.0  # times: at 0.04 a learned reward was exploited, from 0.4 on it was not (docs/rlhf.md)
 GIVE = 0.01  # by how much the total may fall and still be said to hold
 DISAGREEMENT = "_disagreement"  # ends the name of a metric, after the reward's own
 HELD_OUT = "held_out_disagreement"  # of the reward and a stricter one, not of members
@@ -39,6 +40,12 @@ def _parts(history: History) -> tuple[str, tuple[str, ...]]:
         return "", ()
     first = next((name for name in history.setting("reward.parts") or () if name in names), names[0])
     return first, tuple(name for name in names if name != first)
+
+
+def _is_unpaid(history: History, name: str) -> bool:
+    """Whether a part has a weight of 0: it is measured beside a reward that stands for it."""
+    weights = history.setting("reward.parts")  # of older runs a list of names
+    return isinstance(weights, Mapping) and not any(weights.get(name, (1,)))
 
 
 def _ends(history: History, name: str) -> tuple[float, float]:
@@ -64,9 +71,17 @@ def _hacked(history: History) -> HealthFinding | None:
     (part_before, part_after), (before, after) = _ends(history, first), _ends(history, "total")
     if not (part_before - part_after > FALL and before - after < GIVE):
         return None
-    return problem(
+    evidence = (
         f"{first} fell from {part_before:.2f} to {part_after:.2f} while the total reward went from {before:.2f} to "
-        f"{after:.2f}",
+        f"{after:.2f}"
+    )
+    if _is_unpaid(history, first):
+        cause = f"{first} is measured and not paid for, and what is paid for can be had without it"
+        return problem(
+            evidence, cause, history.higher("objective.kl.beta", MORE_KL), "begin again from the best checkpoint"
+        )
+    return problem(
+        evidence,
         "another part pays without it",
         f"let it count only where {first} passes (gate)",
         "lower its weight",
@@ -105,14 +120,14 @@ def _farmed(history: History) -> HealthFinding | None:
 @health_rule(
     "one part dominates",
     "four fifths of the differences within groups are those of a part other than the first, which does not improve",
-    "the first part improves or is at its top: what is left to tell completions apart is the rest",
+    "the first part improves or is at its top: what is left to tell completions apart is the rest; or its weight is 0",
     ("metrics.*_decides",),
     earliest=FEWEST_FOR_HACKING,
     depth=1,
 )
 def _dominates(history: History) -> HealthFinding | None:
     first, others = _parts(history)
-    if not others or history.doing_well:
+    if not others or history.doing_well or _is_unpaid(history, first):
         return None
     right = _ends(history, first)
     if right[1] - right[0] > FALL:

@@ -20,7 +20,7 @@ from whet.types import WhetError, did_you_mean
 
 
 def health_settings(config: Config, parts: Sequence[RewardPart] = ()) -> dict[str, Any]:
-    """The settings that rules look at, as they are in this run: those of its method included, the parts by name."""
+    """The settings that rules look at, as they are in this run: its method's included, the parts' weights by name."""
     values = flattened(config.model_dump(mode="json", exclude={"objective"}))
     if isinstance(config, PolicyConfig | PreferenceConfig):
         objective = with_changes(preset_named(config.method).objective, flattened(config.objective))
@@ -30,7 +30,7 @@ def health_settings(config: Config, parts: Sequence[RewardPart] = ()) -> dict[st
             values |= {
                 f"objective.{axis}.{setting.name}": getattr(component, setting.name) for setting in fields(component)
             }
-    values["reward.parts"] = [part.name for part in parts]
+    values["reward.parts"] = {part.name: list(part.weights) for part in parts}
     return {name: values[name] for name in SETTINGS if name in values}
 
 
