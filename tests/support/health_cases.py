@@ -599,9 +599,10 @@ CASES: dict[str, Case] = {
         },
     ),
     "guessing": Case(
-        replace(rows(score=0.0, accuracy=0.5), counts={"rows": 400}),
+        replace(rows(score=0.0, accuracy=0.5), counts={"rows": 150}),
         {
-            "it knows": replace(rows(score=0.0, accuracy=0.8), counts={"rows": 400}),
+            "it knows": replace(rows(score=0.0, accuracy=0.8), counts={"rows": 150}),
+            "few outcomes": replace(rows(score=0.0, accuracy=0.5, right_labels=0.5), counts={"rows": 120}),
             "few pairs": rows(score=0.0, accuracy=0.5),
         },
     ),

@@ -348,7 +348,7 @@ def test_a_loss_that_rises_and_a_model_that_guesses_are_named_for_their_kinds() 
     def steps(**metrics: object) -> list[StepReport]:
         values = {name: value if callable(value) else (lambda _, v=value: v) for name, value in metrics.items()}
         return [
-            StepReport(n, n, {"rows": 80}, {}, {name: value(n) for name, value in values.items()}) for n in range(1, 61)
+            StepReport(n, n, {"rows": 32}, {}, {name: value(n) for name, value in values.items()}) for n in range(1, 61)
         ]
 
     assert names(steps(loss=lambda n: 0.1 * n)) == {"loss rises"}

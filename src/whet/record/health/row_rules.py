@@ -12,7 +12,10 @@ from whet.record.metrics.intervals import share_interval
 from whet.record.run_kinds import PREFERENCE, REWARD_MODEL, SFT
 from whet.record.text import number, percent
 
-GUESSED_ROWS = 4000  # scores of a new head begin as guesses: one of outcomes, healthy, guessed for 3,300 of them
+GUESSED_PAIRS, GUESSED_OUTCOMES = (
+    1500,
+    4000,
+)  # scores of a new head begin as guesses; a healthy one guessed 3,300 outcomes
 COIN = 0.56  # of the pairs: what a model that guesses stays below, with 99% confidence
 SURE = 2.33  # standard errors of a one-sided bound of 99%
 FEWEST_EVALS = 4
@@ -60,7 +63,7 @@ def _loss_rises(history: History) -> HealthFinding | None:
 @health_rule(
     "guessing",
     "a reward model orders its training pairs no better than a coin",
-    f"it has seen fewer than {GUESSED_ROWS:,} rows, or its accuracy begins to rise",
+    f"it has seen fewer than {GUESSED_PAIRS:,} pairs or {GUESSED_OUTCOMES:,} outcomes, or its accuracy begins to rise",
     ("metrics.accuracy",),
     kinds=(REWARD_MODEL,),
     earliest=2 * RECENT,
@@ -69,7 +72,8 @@ def _loss_rises(history: History) -> HealthFinding | None:
 def _guesses(history: History) -> HealthFinding | None:
     accuracies = finite(step.metrics.get("accuracy") for step in history.steps)
     pairs = sum(step.counts.get("rows", 0) for step in history.steps)
-    if pairs < GUESSED_ROWS or not accuracies:
+    has_outcomes = "right_labels" in history.steps[-1].metrics
+    if pairs < (GUESSED_OUTCOMES if has_outcomes else GUESSED_PAIRS) or not accuracies:
         return None
     now = fmean(accuracies[len(accuracies) // 2 :])
     if share_interval(now, pairs / 2, SURE)[1] > COIN:
