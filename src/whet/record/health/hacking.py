@@ -91,14 +91,14 @@ def _hacked(history: History) -> HealthFinding | None:
 @health_rule(
     "format farmed",
     "the reward rose by a part that is easier than the first, and the first has not moved",
-    "the first part moves too, or the format is being learned first and 20 steps are not over",
+    "the first part moves too, or its weight is 0, or the format is being learned first and 20 steps are not over",
     ("reward",),
     earliest=FLAT_STEPS,
     depth=1,
 )
 def _farmed(history: History) -> HealthFinding | None:
     first, others = _parts(history)
-    if not others or len(history.steps) < FLAT_STEPS:
+    if not others or len(history.steps) < FLAT_STEPS or _is_unpaid(history, first):
         return None
     right, total = _ends(history, first), _ends(history, "total")
     if total[1] - total[0] < FARMED_GAIN or right[1] - right[0] > FALL or not right[1] <= FAILED_MOST:
