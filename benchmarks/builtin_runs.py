@@ -158,6 +158,26 @@ def rlhf(folder: Path) -> dict[str, Any]:
     return rlhf_smollm2.seed_values(piped("rlhf", folder))
 
 
+TIES = (0.04, 0.1, 0.2, 0.4, 1.0)
+
+
+def rlhf_ties(folder: Path) -> dict[str, Any]:
+    """`whet pipeline rlhf` with weights of the KL from the methods' own on: accuracy and KL of each way, over seeds."""
+    values: dict[str, Any] = {}
+    for beta in TIES:
+        seeds = []
+        for seed in AGENT_SEEDS:
+            settings = {"compare": ["grpo", "ppo"], "kl_beta": beta, "seed": seed}
+            found = rlhf_smollm2.seed_values(piped("rlhf", folder, f"rlhf-tie-{beta:g}-s{seed}", settings))
+            ends = {"start": found["start"], **found["ways"]}
+            measured = {
+                way: {key: end[key]["value"] for key in ("accuracy", "kl") if end[key]} for way, end in ends.items()
+            }
+            seeds.append(measured)
+        values[f"{beta:g}"] = spread(seeds)
+    return {"seeds": len(AGENT_SEEDS), "ties": values}
+
+
 def phased(folder: Path) -> dict[str, Any]:
     """`whet pipeline phased`: both metrics after each phase, and what was kept."""
     stages = rlhf_smollm2.results_of(piped("phased", folder))
@@ -394,6 +414,7 @@ PARTS = {
     "rerank": rerank,
     "overoptimization": overoptimization,
     "rlhf": rlhf,
+    "rlhf_ties": rlhf_ties,
     "phased": phased,
     "distill": distill,
     "self_teaching": self_teaching,

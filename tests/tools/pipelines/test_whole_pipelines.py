@@ -215,11 +215,11 @@ def test_completions_are_scored_by_both_and_their_distance_is_measured(made):
     assert texts[0] != [each[:2] for each in texts[1]]  # the pool is not what the start is measured by
 
 
-def test_training_against_the_reward_model_ends_by_kl_unless_the_user_says_how():
-    def controls(**given):
+def test_training_against_the_reward_model_is_tied_and_ends_by_kl_unless_the_user_says_how():
+    def controls(axis="control", **given):
         entries = rlhf_entries(RLHFSettings(pipeline="rlhf", **given))
         return {
-            entry.name: (entry.train.get("objective") or {}).get("control")
+            entry.name: (entry.train.get("objective") or {}).get(axis)
             for entry in entries
             if entry.name.endswith("-train")
         }
@@ -233,6 +233,13 @@ def test_training_against_the_reward_model_ends_by_kl_unless_the_user_says_how()
     assert controls(**own)["grpo-train"] == "proportional"
     assert controls(most_kl=0.0)["ppo-train"] is None
     assert controls(compare=["ppo_penalty"], most_kl=2.0)["ppo_penalty-train"] is None  # it has a control of its own
+
+    tied = {"compare": ["ppo", "grpo", "dpo", "dr_grpo"], "train": {"grpo": {"objective": {"kl": "none"}}}}
+    assert controls("kl", **tied) == {
+        **{"ppo-train": {"beta": 0.4}, "grpo-train": "none"},
+        **{"dpo-train": None, "dr_grpo-train": None},  # a loss that pairs tie, and a method without a KL
+    }
+    assert controls("kl", compare=["grpo"], kl_beta=0.0) == {"grpo-train": None}
 
 
 def test_steps_are_those_that_were_taken(made, tmp_path):

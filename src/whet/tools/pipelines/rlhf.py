@@ -44,6 +44,8 @@ PAIRS, SCORER, JUDGE = "pairs", "reward-model", "judge-model"
 # MOST_KL is about that of the best of 64 completions, log 64 - 63/64. It is a mean over some five steps: a critic that
 # is still being fitted drives PPO away for a few, and it comes back.
 MOST_KL, KL_DECAY = 3.0, 0.8
+# of the two estimators that it was swept with: docs/rlhf.md has the sweep
+KL_BETA, SWEPT_KL = 0.4, ("k1_reward", "k3")
 JUDGE_SEED = 1000  # added to the seed: the judge has other first weights and another order of its rows
 
 
@@ -132,6 +134,13 @@ class RLHFSettings(PairSettings):
         description="nats per completion from the policy of the first stage, at which training against the reward "
         "model ends; 0: only after its steps. Not for a way whose objective.control is given",
     )
+    kl_beta: float = Field(
+        KL_BETA,
+        ge=0,
+        le=100,
+        description=f"weight of the KL to the policy of the first stage in training against the reward model, for ways "
+        f"with {' or '.join(SWEPT_KL)}; 0: the method's own. Not for a way whose objective.kl is given",
+    )
     most_n: amounts.Samples = Field(
         64, description=f"{SELECT}: at most this n; less where the budget is spent on the judged prompts before"
     )
@@ -185,13 +194,17 @@ def check_ways(settings: RLHFSettings) -> None:
 
 
 def training_of(settings: RLHFSettings, way: str) -> Mapping[str, Any]:
-    """The user's settings of a way; one that learns from the reward model has an end by KL besides."""
+    """The user's settings of a way; one that learns from the reward model is tied tighter, and has an end by KL."""
     train = settings.train.get(way) or {}
-    if not settings.most_kl or config_class(way) is PreferenceConfig or "control" in train.get("objective", {}):
+    if config_class(way) is PreferenceConfig:
         return train
-    if PRESETS[way].objective.control.name != "fixed":
-        return train
-    return merged(train, {"objective": {"control": {"kind": "budget", "nats": settings.most_kl, "decay": KL_DECAY}}})
+    own, chosen = PRESETS[way].objective, train.get("objective", {})
+    held: dict[str, Any] = {}
+    if settings.kl_beta and own.kl.name in SWEPT_KL and "kl" not in chosen:
+        held["kl"] = {"beta": settings.kl_beta}
+    if settings.most_kl and own.control.name == "fixed" and "control" not in chosen:
+        held["control"] = {"kind": "budget", "nats": settings.most_kl, "decay": KL_DECAY}
+    return merged(train, {"objective": held}) if held else train
 
 
 def rlhf_entries(settings: RLHFSettings) -> list[StageEntry]:
