@@ -12,7 +12,7 @@ The built-in model plays episodes of eight turns; its turns end where it ends th
 each with its wait, and the writing that is left without any wait: `ideal_s`.
 `host`: what a turn costs when the model costs nothing: 256 episodes of four turns, written at once, 32 at a time, with
 the built-in tokenizer. An environment answers in text (`text`), or a tool with JSON (`tools`). Milliseconds, the least
-of a few goes.
+of a few goes of a few processes; with `--before` the two versions by turns.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -177,12 +178,19 @@ def hosted(kind: str) -> dict[str, float]:
     return {key: min(values) for key, values in zip(keys, zip(*goes[1:], strict=True), strict=True)}
 
 
-def of_tree(tree: Path, repeats: int, *case: float | str) -> dict[str, float]:
-    """The median of a few goes, each in a process of its own, with the whet of this folder."""
+def gone(tree: Path, *case: float | str) -> dict[str, float]:
+    """A go in a process of its own, with the whet of this folder."""
     environment = {**os.environ, "PYTHONPATH": str(tree / "src"), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(Path(__file__).resolve()), "--case", ",".join(map(str, case))]
-    goes = [json.loads(subprocess.check_output(command, env=environment, text=True)) for _ in range(repeats)]
-    return {key: median(go[key] for go in goes) for key in goes[0]}
+    return dict(json.loads(subprocess.check_output(command, env=environment, text=True)))
+
+
+def side_by_side(
+    trees: Mapping[str, Path], repeats: int, of: Callable[[Iterable[float]], float], *case: float | str
+) -> dict[str, dict[str, float]]:
+    """The median or least of a few goes of each tree, by turns: what else the machine does hits all alike."""
+    goes = [{name: gone(tree, *case) for name, tree in trees.items()} for _ in range(repeats)]
+    return {name: {key: of(go[name][key] for go in goes) for key in goes[0][name]} for name in trees}
 
 
 def main() -> None:
@@ -191,7 +199,7 @@ def main() -> None:
     parser.add_argument(
         "--before", type=Path, help="a folder with another version of whet, to read with beside this one"
     )
-    parser.add_argument("--repeats", type=int, default=3, help="goes of a case of `reading`")
+    parser.add_argument("--repeats", type=int, default=3, help="goes of a case of `reading` and `host`")
     parser.add_argument("--tiny", action="store_true", help="8 episodes of 2 turns: does it run?")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     add_results_flag(parser, "agent_turns")
@@ -209,7 +217,7 @@ def main() -> None:
     for part in chosen.parts.split(","):
         values[part] = {}
         for kind in KINDS if part == "host" else ():
-            values[part][kind] = {name: of_tree(tree, 1, kind) for name, tree in trees.items()}
+            values[part][kind] = side_by_side(trees, chosen.repeats, min, kind)
             for name, side in values[part][kind].items():
                 print(
                     f"{kind:11}{name:7}" + "  ".join(f"{key} {number:.3f}" for key, number in side.items()), flush=True
@@ -218,7 +226,7 @@ def main() -> None:
             continue
         if part == "reading":
             for episodes in EPISODES[:1] if chosen.tiny else EPISODES:
-                sides = {name: of_tree(tree, chosen.repeats, episodes, turns, 0.0) for name, tree in trees.items()}
+                sides = side_by_side(trees, chosen.repeats, median, episodes, turns, 0.0)
                 values[part][str(episodes)] = sides
                 for name, side in sides.items():
                     print(
@@ -228,7 +236,7 @@ def main() -> None:
                     )
             continue
         for latency in LATENCIES[:2] if chosen.tiny else LATENCIES:
-            go = of_tree(here, 1, WAITING, turns, latency)
+            go = gone(here, WAITING, turns, latency)
             if not latency:
                 values["without_wait_s"] = go["wall_s"]
             go["ideal_s"] = turns * latency + values["without_wait_s"]
