@@ -4,7 +4,8 @@
     python benchmarks/other_defaults.py --only teacher-whole,critic --seeds 1
 
 Every run is `whet train METHOD` on the built-in model as a user has it, except for one value, mostly its learning rate
-(warm-up and the clip of the gradient's norm are tried at ten times the default rate, where a run could go astray);
+(what holds a run back, and what its batches are made of, is tried at ten times the default rate, where it could go
+astray; prompts become fewer as groups grow, and the ratio's clip has four updates per batch to act on);
 methods with a teacher train the student of `whet pipeline distill`, and those with a reward model the policy of `whet
 pipeline rlhf`. A run that is there already in --folder is not repeated. The table goes to results/other_defaults.json
 and the runs to benchmarks/runs/other_defaults.jsonl.xz.
@@ -22,7 +23,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, isfinite, log10, sqrt
 from pathlib import Path
@@ -44,6 +45,9 @@ PROMPTS = 200  # of an evaluation
 RATE, CRITIC_RATE = "optimizer.learning_rate", "critic.learning_rate"
 WARMUP, NORM = "optimizer.warmup_steps", "optimizer.max_gradient_norm"
 BETA, NATS = "objective.kl.beta", "objective.control.nats"
+TEMPERATURE, CLIP = "sampling.temperature", "objective.clip.high"
+PROMPTS_PER_STEP, GROUP_SIZE = "batch.prompts_per_step", "batch.group_size"
+COMPLETIONS = 128  # per step, by default
 BUDGET = {"kind": "budget", "decay": 0.8}  # as `whet pipeline rlhf` has it
 SPARE = {"model": {"device": "cpu", "threads": 1}, "eval": {"every": 0}, "report": {"save_every": 100_000}}
 ADAPTERS = {"model": {"lora": 16}}
@@ -70,6 +74,18 @@ SCORED = {
         "parts": [{"reward": "exact_answer", "weight": 0.0}, {"reward": "learned", "settings": {"folder": SCORER}}]
     },
 }
+# three times the rate, and most of a batch's updates made on a policy that has moved since
+FOUR_UPDATES = {"optimizer": {"learning_rate": 3e-4}, "batch": {"updates_per_step": 4}}
+
+
+def fewer_prompts(group_size: float) -> dict[str, Any]:
+    """As many completions per step, in groups of that size."""
+    return nested(PROMPTS_PER_STEP, COMPLETIONS // int(group_size))
+
+
+def below_alike(clip: float) -> dict[str, Any]:
+    """The same clip where the ratio falls."""
+    return nested("objective.clip.low", min(clip, 1.0))
 
 
 @dataclass(frozen=True)
@@ -83,6 +99,7 @@ class Group:
     key: str = RATE
     today: float = 0.0  # the default; 0: as the config of the first method has it
     own_values: tuple[float, ...] = ()  # instead of those around the middle
+    beside: Callable[[float], Mapping[str, Any]] = lambda value: {}  # settings that follow from the value
 
     def values(self) -> list[float]:
         """Seven values, a third of a decade apart, or the group's own."""
@@ -108,6 +125,11 @@ GROUPS = (
     Group("student-policy", ("grpo",), 1e-4, merged(TASK, {"model": {"name": STUDENT}, "steps": 80})),
     Group("warmup", ("grpo", "ppo"), 4, HURRIED, WARMUP, 4, (0, 1, 4, 10, 20, 40)),
     Group("gradient-norm", ("grpo", "ppo"), 1.0, HURRIED, NORM),
+    Group("temperature", ("grpo", "dr_grpo"), 1.0, HURRIED, TEMPERATURE, 1.0, (0.3, 0.5, 0.7, 1.0, 1.4, 2.0)),
+    Group("group-size", ("grpo", "dr_grpo"), 8, HURRIED, GROUP_SIZE, 8, (2, 4, 8, 16, 32), fewer_prompts),
+    Group("prompts", ("grpo", "dr_grpo"), 16, HURRIED, PROMPTS_PER_STEP, 16, (2, 4, 8, 16, 32)),
+    Group("kl", ("grpo",), 0.04, HURRIED, BETA, 0.04, (0.001, 0.004, 0.01, 0.04, 0.1, 0.4, 1.0)),
+    Group("clip", ("grpo", "ppo"), 0.2, FOUR_UPDATES, CLIP, 0.2, (0.02, 0.05, 0.1, 0.2, 0.4, 0.8), below_alike),
     Group("teacher-unread", ("sdft", "sdpo"), 1e-3),  # the built-in model as it is: it cannot use what it reads
 )
 
@@ -205,7 +227,10 @@ def planned(groups: Iterable[Group], seeds: int, folder: Path) -> list[PlannedRu
         PlannedRun(
             f"{group.name}-{method}-{value:g}-s{seed}",
             method,
-            merged(merged(settings_of(group, folder), nested(group.key, value)), {"seed": seed}),
+            merged(
+                merged(settings_of(group, folder), merged(nested(group.key, value), group.beside(value))),
+                {"seed": seed},
+            ),
             {"group": group.name, "key": group.key, "value": value, "seed": seed},
         )
         for group in groups

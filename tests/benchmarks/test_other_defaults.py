@@ -47,11 +47,20 @@ def test_no_value_is_near_to_none(sweep: ModuleType) -> None:
     assert sweep.decades(1.0, 100.0) == 2.0
 
 
+def test_settings_that_follow_from_a_value_go_with_it(sweep: ModuleType) -> None:
+    [group] = [group for group in sweep.GROUPS if group.name == "group-size"]
+    batches = [plan.settings["batch"] for plan in sweep.planned([group], 1, Path("runs")) if plan.method == "grpo"]
+    assert [batch["group_size"] * batch["prompts_per_step"] for batch in batches] == [sweep.COMPLETIONS] * 5
+    [clip] = [group for group in sweep.GROUPS if group.name == "clip"]
+    widest = sweep.planned([clip], 1, Path("runs"))[-1].settings
+    assert widest["objective"] == {"clip": {"low": 0.8, "high": 0.8}} and widest["batch"] == {"updates_per_step": 4}
+
+
 def test_every_group_has_seven_values_over_two_decades_and_settings_of_its_own_key(sweep: ModuleType) -> None:
     for group in sweep.GROUPS:
         values = group.values()
         if group.own_values:
-            assert values == list(group.own_values) and group.today in values and 0 in values
+            assert values == list(group.own_values) and (group.today or group.middle) in values
         else:
             assert len(values) == 7 and 99 < values[-1] / values[0] < 101, group.name
     assert sweep.nested("objective.control.nats", 3.0) == {"objective": {"control": {"nats": 3.0}}}
