@@ -158,7 +158,7 @@ def rlhf(folder: Path) -> dict[str, Any]:
     return rlhf_smollm2.seed_values(piped("rlhf", folder))
 
 
-TIES = (0.04, 0.1, 0.2, 0.4, 1.0)
+TIES = (0.04, 0.1, 0.2, 0.4, 1.0, 2.0, 4.0)
 
 
 def rlhf_ties(folder: Path) -> dict[str, Any]:

@@ -111,6 +111,10 @@ finished
 |---|---|---|---|---|---|---|---|---|
 | sft | | | | | | | {builtin_rlhf/start/tokens:.1f} | {builtin_rlhf/start/accuracy/value:.1%} ({builtin_rlhf/start/accuracy/low:.1%} to {builtin_rlhf/start/accuracy/high:.1%}) |
 | {builtin_rlhf/ways/*} | {builtin_rlhf/ways/*/steps} | {builtin_rlhf/ways/*/spent:.0%} | {builtin_rlhf/ways/*/win_rate/value:.1%} ({builtin_rlhf/ways/*/win_rate/low:.1%} to {builtin_rlhf/ways/*/win_rate/high:.1%}) | {builtin_rlhf/ways/*/win_rate_same_length/value:.1%} | {builtin_rlhf/ways/*/win_rate_reward_model/value:.1%} | {builtin_rlhf/ways/*/kl/value:.2f} | {builtin_rlhf/ways/*/tokens:.1f} | {builtin_rlhf/ways/*/accuracy/value:.1%} ({builtin_rlhf/ways/*/accuracy/low:.1%} to {builtin_rlhf/ways/*/accuracy/high:.1%}) |""",
+    "builtin_rlhf_ties": """\
+| weight of the KL | grpo: accuracy, least to most | KL | ppo: accuracy, least to most | KL |
+|---|---|---|---|---|
+| {builtin_rlhf_ties/ties/*} | {builtin_rlhf_ties/ties/*/grpo/accuracy/mean:.1%} ({builtin_rlhf_ties/ties/*/grpo/accuracy/least:.1%} to {builtin_rlhf_ties/ties/*/grpo/accuracy/most:.1%}) | {builtin_rlhf_ties/ties/*/grpo/kl/mean:.2f} | {builtin_rlhf_ties/ties/*/ppo/accuracy/mean:.1%} ({builtin_rlhf_ties/ties/*/ppo/accuracy/least:.1%} to {builtin_rlhf_ties/ties/*/ppo/accuracy/most:.1%}) | {builtin_rlhf_ties/ties/*/ppo/kl/mean:.2f} |""",
     "real_rlhf_smollm2": """\
 | | steps, or n | spent | win rate by the judge | at equal length | by the reward model | KL | tokens |
 |---|---|---|---|---|---|---|---|

@@ -236,7 +236,7 @@ def test_training_against_the_reward_model_is_tied_and_ends_by_kl_unless_the_use
 
     tied = {"compare": ["ppo", "grpo", "dpo", "dr_grpo"], "train": {"grpo": {"objective": {"kl": "none"}}}}
     assert controls("kl", **tied) == {
-        **{"ppo-train": {"beta": 0.4}, "grpo-train": "none"},
+        **{"ppo-train": {"beta": 1.0}, "grpo-train": "none"},
         **{"dpo-train": None, "dr_grpo-train": None},  # a loss that pairs tie, and a method without a KL
     }
     assert controls("kl", compare=["grpo"], kl_beta=0.0) == {"grpo-train": None}

@@ -45,7 +45,7 @@ PAIRS, SCORER, JUDGE = "pairs", "reward-model", "judge-model"
 # is still being fitted drives PPO away for a few, and it comes back.
 MOST_KL, KL_DECAY = 3.0, 0.8
 # of the two estimators that it was swept with: docs/rlhf.md has the sweep
-KL_BETA, SWEPT_KL = 0.4, ("k1_reward", "k3")
+KL_BETA, SWEPT_KL = 1.0, ("k1_reward", "k3")
 JUDGE_SEED = 1000  # added to the seed: the judge has other first weights and another order of its rows
 
 
