@@ -67,6 +67,8 @@ def test_right_answers_that_stand_in_the_question_are_paid(question: str, gold: 
         ("7", r"\boxed{7} Actually the answer is 8.", 0.0),
         ("8", r"\boxed{7} Actually the answer is 8.", 0.0),
         ("7", r"\boxed{7} Actually the answer is 8 apples.", 0.0),
+        (r"1,\! 200", r"\boxed{1200} The answer is 1,\! 200.", 1.0),  # that space does not end the sentence
+        (r"1,\! 200", r"\boxed{1200} The answer is 1,\! 300.", 0.0),
         ("7", "<answer>7</answer> No: the answer is 8", 0.0),
         ("7", r"\boxed{5 \boxed{7}}", 0.0),
         ("5", r"\boxed{5 \boxed{7}}", 0.0),

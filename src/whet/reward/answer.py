@@ -16,7 +16,7 @@ from whet.types import Prompt, WhetError
 Form = Literal["normal", "words", "strict"]
 
 PHRASE = re.compile(r"\b(?:answer|(?:correct|right) (?:option|choice))(?:\*\*)?\s*(?:is\b\s*:?|:)", re.IGNORECASE)
-SENTENCE_END = re.compile(r"[.!?](?=\s|$)")
+SENTENCE_END = re.compile(r"(?<!\\)[.!?](?=\s|$)")  # `\!` is a space of TeX
 NUMBER = re.compile(r"([+-]?)([0-9]*)(?:\.([0-9]*))?")
 MARK = re.compile(r"\\(?:boxed|fbox)\b|</answer>")
 ARTICLES = frozenset(("a", "an", "the"))
