@@ -389,7 +389,7 @@ def main() -> None:
     if wrong := [gaps.family for gaps in every if not gaps.right]:
         raise SystemExit(f"wrong: {', '.join(wrong)}")
     if arguments.results:
-        write_results(arguments.results, results(every))
+        write_results(arguments.results, results(every), measured=("model", "rollout"))
 
 
 if __name__ == "__main__":

@@ -117,7 +117,7 @@ def main() -> None:
     values["seconds"] = time.monotonic() - began
     print(json.dumps(values, indent=1))
     if arguments.results:
-        write_results(arguments.results, values)
+        write_results(arguments.results, values, measured=("model", "rollout"))
 
 
 if __name__ == "__main__":
