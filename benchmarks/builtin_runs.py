@@ -265,13 +265,15 @@ THREE_ROUNDS = {"rounds": 3, "stop": False}
 
 def self_rewarding(folder: Path) -> dict[str, Any]:
     """`whet pipeline self_rewarding` over three rounds: rates over two decades, and methods that hold the chosen up."""
-    first = piped("self_rewarding", folder, settings=THREE_ROUNDS)
-    values = {"own": by_round(first)}
-    others = {f"{rate:g}": {"train": {"optimizer": {"learning_rate": rate}}} for rate in RATES}
-    others |= {method: {"method": method} for method in HELD_UP}
+    first = piped("self_rewarding", folder, settings=merged(THREE_ROUNDS, {"method": "dpo"}))
+    values = {"dpo, seed 0": by_round(first)}
+    others: dict[str, dict[str, Any]] = {f"{method}, seed 0": {"method": method} for method in HELD_UP}
     others |= {f"{method}, seed {seed}": {"method": method, "seed": seed} for method in COMPARED for seed in (1, 2)}
+    others |= {
+        f"dpo, rate {rate:g}": {"method": "dpo", "train": {"optimizer": {"learning_rate": rate}}} for rate in RATES
+    }
     for name, changes in others.items():
-        own_name = f"self_rewarding-{name}".replace(", seed ", "-s")
+        own_name = f"self_rewarding-{name}".replace(", ", "-").replace(" ", "-")
         if not (folder / own_name).exists():  # what comes before the first training is taken over
             shutil.copytree(first, folder / f"{own_name}.part", dirs_exist_ok=True)
             (folder / f"{own_name}.part").rename(folder / own_name)

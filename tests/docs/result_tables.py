@@ -115,6 +115,10 @@ finished
 | weight of the KL | grpo: accuracy, least to most | KL | ppo: accuracy, least to most | KL |
 |---|---|---|---|---|
 | {builtin_rlhf_ties/ties/*} | {builtin_rlhf_ties/ties/*/grpo/accuracy/mean:.1%} ({builtin_rlhf_ties/ties/*/grpo/accuracy/least:.1%} to {builtin_rlhf_ties/ties/*/grpo/accuracy/most:.1%}) | {builtin_rlhf_ties/ties/*/grpo/kl/mean:.2f} | {builtin_rlhf_ties/ties/*/ppo/accuracy/mean:.1%} ({builtin_rlhf_ties/ties/*/ppo/accuracy/least:.1%} to {builtin_rlhf_ties/ties/*/ppo/accuracy/most:.1%}) | {builtin_rlhf_ties/ties/*/ppo/kl/mean:.2f} |""",
+    "builtin_self_rewarding": """\
+| method, seed or rate | at the start | round 1 | round 2 | round 3 |
+|---|---|---|---|---|
+| {builtin_self_rewarding/*} | {builtin_self_rewarding/*/rounds/0/0:.1%} | {builtin_self_rewarding/*/rounds/1/0:.1%} | {builtin_self_rewarding/*/rounds/2/0:.1%} | {builtin_self_rewarding/*/rounds/3/0:.1%} |""",
     "real_rlhf_smollm2": """\
 | | steps, or n | spent | win rate by the judge | at equal length | by the reward model | KL | tokens |
 |---|---|---|---|---|---|---|---|

@@ -28,6 +28,11 @@ from whet.tools.pipelines.settings import Pipeline, is_scored, without_reward
 class SelfRewardingSettings(RoundSettings, SelfScoring):
     """The policy's own scores, and an anchor if wanted."""
 
+    method: str = Field(
+        "rpo_iterative",
+        description="a preference method of `whet algorithms`; plain dpo taught the built-in model in one round and ruined "
+        "it in the next: docs/self-improvement.md",
+    )
     prompts_per_round: amounts.Count = Field(1024, description="new ones in every round")
     teach: TeachSection = Field(TeachSection(), description="the first training: to answer and to judge")
     judge: SelfJudgeSection = Field(SelfJudgeSection(), description="how the policy judges itself")
