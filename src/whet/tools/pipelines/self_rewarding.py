@@ -30,8 +30,8 @@ class SelfRewardingSettings(RoundSettings, SelfScoring):
 
     method: str = Field(
         "rpo_iterative",
-        description="a preference method of `whet algorithms`; plain dpo taught the built-in model in one round and ruined "
-        "it in the next: docs/self-improvement.md",
+        description="a preference method of `whet algorithms`; plain dpo taught the built-in model in one round and "
+        "ruined it in the next: docs/self-improvement.md",
     )
     prompts_per_round: amounts.Count = Field(1024, description="new ones in every round")
     teach: TeachSection = Field(TeachSection(), description="the first training: to answer and to judge")
