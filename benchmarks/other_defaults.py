@@ -85,7 +85,7 @@ def fewer_prompts(group_size: float) -> dict[str, Any]:
 
 def below_alike(clip: float) -> dict[str, Any]:
     """The same clip where the ratio falls."""
-    return nested("objective.clip.low", min(clip, 1.0))
+    return nested("objective.clip.low", clip)
 
 
 @dataclass(frozen=True)

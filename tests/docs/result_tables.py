@@ -37,10 +37,6 @@ finished
 | method, group | value | at the start | with today's | at its best | fine | losing |
 |---|---|---|---|---|---|---|
 | {other_defaults/rows/*} | `{other_defaults/rows/*/key}` | {other_defaults/rows/*/start:.1%} | {other_defaults/rows/*/at_today:.1%} ({other_defaults/rows/*/today}) | {other_defaults/rows/*/at_best:.1%} ({other_defaults/rows/*/best}) | {other_defaults/rows/*/fine} | {other_defaults/rows/*/losing} |""",
-    "policy_defaults": """\
-| method, group | value | at the start | with today's | at its best | fine | losing |
-|---|---|---|---|---|---|---|
-| {policy_defaults/rows/*} | `{policy_defaults/rows/*/key}` | {policy_defaults/rows/*/start:.1%} | {policy_defaults/rows/*/at_today:.1%} ({policy_defaults/rows/*/today}) | {policy_defaults/rows/*/at_best:.1%} ({policy_defaults/rows/*/best}) | {policy_defaults/rows/*/fine} | {policy_defaults/rows/*/losing} |""",
     "every_method": """\
 | method | greedy before | greedy after | drawn, first step | drawn, last three | completions |
 |---|---|---|---|---|---|
@@ -156,3 +152,6 @@ finished
 |---|---|---|
 | {trust_chaos/rows/*} | {trust_chaos/rows/*/held:,} of {trust_chaos/rows/*/tried:,} | {trust_chaos/rows/*/note} |""",
 }
+
+# two sweeps by one script
+RESULT_TABLES["policy_defaults"] = RESULT_TABLES["other_defaults"].replace("other_defaults", "policy_defaults")

@@ -475,8 +475,8 @@ def figure_file(
             foot + 16 + TOP + index // columns * (TOP + high + BOTTOM),
         )
         parts.append(_panel(panel, corner, size, first=index % columns == 0))
-    names = [panels[0][axis]["label"] for axis in ("y", "x")]
-    label = escape(f"{title}: {' against '.join(filter(None, names))}", quote=True)
+    shown, along = (panels[0][axis]["label"] for axis in ("y", "x"))
+    label = escape(f"{title}: {shown} against {along}" if shown else title, quote=True)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="whet-figure" viewBox="0 0 {width} {height}" '
         f'width="{width}" height="{height}" role="img" aria-label="{label}">\n'

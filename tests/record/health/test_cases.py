@@ -33,7 +33,7 @@ def test_a_part_that_is_only_measured_cannot_be_made_to_count_the_policy_is_tied
     parts = CASES["reward hacked"].ill
     paid, unpaid = (found("reward hacked", replace(parts, settings=settings)) for settings in ({}, UNPAID))
     assert paid is not None and "gate" in paid.remedy
-    assert unpaid is not None and unpaid.settings == (("objective.kl.beta", "0.4"),) and "gate" not in unpaid.remedy
+    assert unpaid is not None and unpaid.settings == (("objective.kl.beta", "1"),) and "gate" not in unpaid.remedy
 
 
 WELL = [(name, why) for name, case in CASES.items() for why in case.well]

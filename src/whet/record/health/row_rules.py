@@ -12,10 +12,8 @@ from whet.record.metrics.intervals import share_interval
 from whet.record.run_kinds import PREFERENCE, REWARD_MODEL, SFT
 from whet.record.text import number, percent
 
-GUESSED_PAIRS, GUESSED_OUTCOMES = (
-    1500,
-    4000,
-)  # scores of a new head begin as guesses; a healthy one guessed 3,300 outcomes
+# scores of a new head begin as guesses; a healthy one guessed 3,300 outcomes
+GUESSED_PAIRS, GUESSED_OUTCOMES = 1500, 4000
 COIN = 0.56  # of the pairs: what a model that guesses stays below, with 99% confidence
 SURE = 2.33  # standard errors of a one-sided bound of 99%
 FEWEST_EVALS = 4
