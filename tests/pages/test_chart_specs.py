@@ -124,3 +124,9 @@ def test_bars_stand_on_zero():
     heights = [[float(corner.split()[1]) for corner in bar[1:-1].split("L")] for bar in bars]
     assert len(bars) == 3 and len({ends[0] for ends in heights}) == 1  # all from one ground
     assert heights[0][1] < heights[0][0] < heights[1][1] and '<path class="line' not in picture
+
+
+def test_a_figure_is_called_by_its_title_and_by_the_axes_that_have_a_name() -> None:
+    series = [line("right", [(0, 0.1), (1, 0.9)])]
+    assert 'aria-label="Gain"' in figure_file([chart(series)], "Gain")
+    assert 'aria-label="Gain: reward against step"' in figure_file([chart(series, y="reward")], "Gain")
