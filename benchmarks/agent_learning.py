@@ -44,6 +44,7 @@ from whet.settings.layers import flattened, merged, read_toml
 
 STEPS, EVALS = 50, 2  # of a run, and evaluations after its start
 EVAL_PROMPTS = 300
+PASS_TOKENS = 16384  # where runs share a GPU
 RECIPES = {
     run: read_toml(ROOT / "recipes" / f"agent_{run}.toml") for run in ("calculator", "python", "search", "bfcl", "game")
 }
@@ -78,9 +79,16 @@ RUNS = ("calculator", "none", "search", "game", "python", "bfcl")  # the most te
 
 
 def planned(
-    chosen: Sequence[str], model: str, data: Path, folder: Path, seeds: Sequence[int], steps: int, tiny: bool
+    chosen: Sequence[str],
+    model: str,
+    data: Path,
+    folder: Path,
+    seeds: Sequence[int],
+    steps: int,
+    tiny: bool,
+    shared: bool,
 ) -> list[PlannedRun]:
-    """Every run, seed by seed."""
+    """Every run, seed by seed; `shared`: others have the same GPU's memory."""
     plans = []
     for seed in seeds:
         for run in chosen:
@@ -93,6 +101,7 @@ def planned(
             }
             given = merged(given, settings_of(run, data, folder / "data"))
             given = merged(given, SMALL) if tiny else given
+            given = merged(given, {"batch": {"micro_batch_tokens": PASS_TOKENS}}) if shared else given
             plans.append(PlannedRun(f"{run}-s{seed}", "grpo", given, {"run": run, "seed": seed}))
     return plans
 
@@ -219,7 +228,7 @@ def main() -> None:
         seeds = [int(seed) for seed in chosen.seeds.split(",")]
         folder, model = chosen.folder.resolve(), chosen.model or ("smollm2" if chosen.tiny else "MODEL")
         steps = 2 if chosen.tiny else chosen.steps
-        plans = planned(runs, model, chosen.data.resolve(), folder, seeds, steps, chosen.tiny)
+        plans = planned(runs, model, chosen.data.resolve(), folder, seeds, steps, chosen.tiny, chosen.jobs > 1)
         for plan in plans if chosen.commands else ():
             print(command_line(plan))
         if chosen.commands:
@@ -234,8 +243,9 @@ def main() -> None:
             chosen.results, {"runs": values, "model": Path(chosen.model or "").name}, archived=bool(chosen.archive)
         )
         if not chosen.archive and not chosen.tiny:
-            write_archive(ARCHIVES / "agent_learning.jsonl.xz", records)
-            print(f"wrote {(ARCHIVES / 'agent_learning.jsonl.xz').relative_to(ROOT)}")
+            archive = ARCHIVES / f"{chosen.results}.jsonl.xz"
+            write_archive(archive, records)
+            print(f"wrote {archive.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -26,6 +27,7 @@ from run_archive import ARCHIVES, PlannedRun, evaluations, make_runs, read_archi
 from whet.record.metrics.intervals import share_interval
 
 STEPS, EVALS = 50, 2  # steps of a run, evaluations after its start
+LONG_EVALS = 4  # of a run with more steps
 PROMPTS, GROUP = 32, 8
 EVAL_PROMPTS, MOST_TOKENS = 400, 512
 PASS_TOKENS = 16384  # others have the same GPU's memory
@@ -42,33 +44,58 @@ ALTERNATIVES: dict[str, dict[str, Any]] = {  # what else a default says, against
 }
 
 
-def plans(seed: int) -> Iterator[tuple[str, str, str, float, bool, str]]:
-    """(model, task, method, rate, with adapters, alternative), the most telling first."""
+@dataclass(frozen=True)
+class Plan:
+    """One run of the sweep: what differs from a default run."""
+
+    model: str
+    task: str
+    method: str
+    rate: float
+    lora: bool = False
+    alternative: str = ""
+    steps: int = 0  # 0: as many as the command says
+
+
+def plans() -> Iterator[Plan]:
+    """The most telling first."""
     for rate in TAUGHT_RATES:
-        yield "0.5B", "gsm8k", "opd_full", rate, False, ""
+        yield Plan("0.5B", "gsm8k", "opd_full", rate)
     for method in ("grpo", "dr_grpo"):
         for rate in RATES:
-            yield "0.5B", "gsm8k", method, rate, False, ""
+            yield Plan("0.5B", "gsm8k", method, rate)
     for rate in RATES:
-        yield "0.5B", "mbpp", "grpo", rate, False, ""
+        yield Plan("0.5B", "mbpp", "grpo", rate)
     for rate in (1e-5, 5e-5):
-        yield "0.5B", "gsm8k", "grpo", rate, True, ""
-    yield "1.5B", "gsm8k", "grpo", 2e-5, True, ""
+        yield Plan("0.5B", "gsm8k", "grpo", rate, lora=True)
+    yield Plan("1.5B", "gsm8k", "grpo", 2e-5, lora=True)
     for method in ("rloo", "gspo", "reinforce_pp", "ppo", "dapo"):
-        yield "0.5B", "gsm8k", method, RATES[0], False, ""
-    yield "0.5B", "gsm8k", "dr_grpo", 1e-5, False, ""
+        yield Plan("0.5B", "gsm8k", method, RATES[0])
+    yield Plan("0.5B", "gsm8k", "dr_grpo", 1e-5)
     for alternative in ALTERNATIVES:
-        yield "0.5B", "gsm8k", "grpo", RATES[0], False, alternative
+        yield Plan("0.5B", "gsm8k", "grpo", RATES[0], alternative=alternative)
     for method in ("rloo", "gspo", "reinforce_pp", "ppo", "dapo"):
-        yield "0.5B", "gsm8k", method, RATES[1], False, ""
-    yield "1.5B", "gsm8k", "grpo", RATES[0], False, ""
-    yield "1.5B", "mbpp", "grpo", 2e-5, True, ""
+        yield Plan("0.5B", "gsm8k", method, RATES[1])
+    yield Plan("1.5B", "gsm8k", "grpo", RATES[0])
+    yield Plan("1.5B", "mbpp", "grpo", 2e-5, lora=True)
     for rate in SFT_RATES:
-        yield "0.5B", "gsm8k", "sft", rate, False, ""
+        yield Plan("0.5B", "gsm8k", "sft", rate)
+    yield Plan("0.5B", "gsm8k", "dr_grpo", RATES[1], steps=200)
+    yield Plan("0.5B", "gsm8k", "opd_full", TAUGHT_RATES[0], steps=80)
+    yield Plan("1.5B", "gsm8k", "dr_grpo", RATES[0], steps=80)
+    yield Plan("1.5B", "gsm8k", "dr_grpo", 1e-5, lora=True)
+    yield Plan("1.5B", "mbpp", "grpo", RATES[0])
 
 
 def planned(
-    models: Mapping[str, str], data: Path, folder: Path, seeds: Sequence[int], steps: int, tiny: bool
+    models: Mapping[str, str],
+    data: Path,
+    folder: Path,
+    seeds: Sequence[int],
+    usual_steps: int,
+    prompts: int,
+    keeps_models: bool,
+    tiny: bool,
 ) -> list[PlannedRun]:
     """Every run of the sweep for the models that are given."""
     if not tiny:
@@ -80,20 +107,22 @@ def planned(
         }
     runs = []
     for seed in seeds:
-        for model, task, method, rate, adapters, alternative in plans(seed):
+        for plan in plans():
+            model, task, method, rate = plan.model, plan.task, plan.method, plan.rate
+            steps = plan.steps or usual_steps
             taught = method == "opd_full"
             if model not in models or (taught and TEACHER not in models):
                 continue
-            other = " ".join(filter(None, [alternative, "" if steps == STEPS else f"{steps} steps"]))
-            name = "-".join([model, task, method, *(["lora"] if adapters else []), f"{rate:g}", *other.split()])
+            other = " ".join(filter(None, [plan.alternative, "" if steps == STEPS else f"{steps} steps"]))
+            name = "-".join([model, task, method, *(["lora"] if plan.lora else []), f"{rate:g}", *other.split()])
             settings: dict[str, Any] = {
                 "seed": seed,
                 "steps": steps,
-                "model": {"name": models[model], **({"lora": 16} if adapters else {})},
+                "model": {"name": models[model], **({"lora": 16} if plan.lora else {})},
                 "batch": {"prompts_per_step": PROMPTS, "group_size": GROUP, "micro_batch_tokens": PASS_TOKENS},
                 "optimizer": {"learning_rate": rate},
                 "sampling": {"max_new_tokens": 48 if tiny else MOST_TOKENS},
-                "eval": {"every": max(1, min(steps, STEPS) // EVALS), "prompts": EVAL_PROMPTS},
+                "eval": {"every": max(1, steps // (EVALS if steps <= STEPS else LONG_EVALS)), "prompts": prompts},
                 "report": {"save": "weights", "save_every": 10**9, "samples_per_step": 0, "weights_dtype": "bf16"},
             }
             if taught:
@@ -108,17 +137,17 @@ def planned(
             else:
                 settings["data"] = {"source": files[task][0]}
                 settings["eval"]["source"] = files[task][1]
-            for section, values in ALTERNATIVES.get(alternative, {}).items():
+            for section, values in ALTERNATIVES.get(plan.alternative, {}).items():
                 settings[section] = {**settings.get(section, {}), **values}
             tags = {
                 "model": model,
                 "task": task,
                 "method": method,
                 "rate": rate,
-                "lora": adapters,
+                "lora": plan.lora,
                 "other": other,
             }
-            runs.append(PlannedRun(f"{name}-s{seed}", method, settings, {**tags, "seed": seed}))
+            runs.append(PlannedRun(f"{name}-s{seed}", method, settings, {**tags, "seed": seed}, keeps_models))
     return runs
 
 
@@ -150,7 +179,9 @@ def outcome(members: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         return {"seeds": len(members), "failed": failed or ["no evaluation"], **taught}
     before, last = (fmean(curve[place][1] for curve in curves) for place in (0, -1))
     best = fmean(max(value for _, value in curve[1:]) for curve in curves)
-    trials = len(curves) * members[0]["settings"]["eval"]["prompts"]
+    sizes = [next(line.get("size") for line in record["lines"] if "eval" in line) for record in members]
+    prompts = sizes[0] or members[0]["settings"]["eval"]["prompts"]  # older runs do not say how many there were
+    trials = len(curves) * prompts
     low, high = share_interval(last, trials)
     last_steps = [
         line for lines in steps for line in lines[-5:] if "truncated" in line["counts"]
@@ -167,6 +198,7 @@ def outcome(members: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "seeds": len(curves),
         "steps": curves[0][-1][0],
+        "prompts": prompts,
         "before": before,
         "cut_before": fmean(dict(evaluations(record, "truncated"))[0] for record in members if evaluations(record)),
         "last": last,
@@ -215,6 +247,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.0, help="start no run after so long; 0: no limit")
     parser.add_argument("--seeds", default="0", help="seeds, with commas between them")
     parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--prompts", type=int, default=EVAL_PROMPTS, help="held-out ones, at most")
+    parser.add_argument("--keep-models", action="store_true", help="leave the run folders, as FOLDER/NAME.run")
     parser.add_argument("--only", default="", help="runs whose name holds this, or one of these: A,B")
     parser.add_argument("--from", dest="archive", type=Path, action="append", help="no runs: what this archive holds")
     parser.add_argument("--tiny", action="store_true", help="six steps of the built-in model, three runs")
@@ -228,7 +262,9 @@ def main() -> None:
             parser.error("--model SIZE=FILE and --data DATA, or --tiny")
         seeds = [int(seed) for seed in chosen.seeds.split(",")]
         folder = chosen.folder.resolve()
-        runs = planned(models, chosen.data, folder, seeds, 6 if chosen.tiny else chosen.steps, chosen.tiny)
+        steps = 6 if chosen.tiny else chosen.steps
+        asked = steps, chosen.prompts, chosen.keep_models, chosen.tiny
+        runs = planned(models, chosen.data, folder, seeds, *asked)
         runs = [run for run in runs if any(part in run.name for part in chosen.only.split(","))]
         runs = runs[:3] if chosen.tiny else runs
         records = make_runs(runs, folder, chosen.workers, chosen.seconds)
@@ -242,8 +278,9 @@ def main() -> None:
             kinds[kind][name] = result
         write_results(chosen.results, {**kinds, "eval_prompts": EVAL_PROMPTS}, archived=bool(chosen.archive))
         if not chosen.archive and not chosen.tiny:
-            write_archive(ARCHIVES / "defaults.jsonl.xz", records)
-            print(f"wrote {(ARCHIVES / 'defaults.jsonl.xz').relative_to(ROOT)}")
+            archive = ARCHIVES / f"{chosen.results}.jsonl.xz"
+            write_archive(archive, records)
+            print(f"wrote {archive.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

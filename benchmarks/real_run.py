@@ -11,7 +11,8 @@ DATA holds code/mbpp.jsonl.gz and gsm8k/{train,test}.jsonl.gz; FILE may be cut i
 commas. A run is a process of its own, so that its start counts: `other` is what no phase of the run counts, such as
 starting Python, packing rows and writing logs. A model that was converted before starts faster: give --cold to convert
 it anew. `--peer` then gives the same model, prompts, reward, rate and completions per step to TRL for some steps, and
-evaluates what TRL has made of it: seconds of a step, and seconds to the accuracy that TRL ends with. With --results the
+evaluates what TRL makes of it after as many steps as whet does: seconds of a step, and seconds to the accuracy that TRL
+ends with. Whet's evaluations and saves are in its seconds, TRL's are not. With --results the
 accuracy of both runs is drawn against the clock (docs/images/real-run.svg); `--picture` draws it again.
 """
 
@@ -117,12 +118,14 @@ def evaluations(lines: Sequence[Mapping[str, Any]], written: Sequence[float]) ->
     measured = []
     for line, elapsed in zip(lines, written, strict=False):
         if "eval" in line and line["result"].get("accuracy") is not None:
-            accuracy, prompts = line["result"]["accuracy"], line["size"]
-            low, high = share_interval(accuracy, prompts)
-            measured.append(
-                {"step": line["step"], "s": elapsed, "accuracy": accuracy, "low": low, "high": high, "prompts": prompts}
-            )
+            measured.append(evaluation(line["step"], elapsed, line["result"]["accuracy"], line["size"]))
     return measured
+
+
+def evaluation(step: int, elapsed: float, accuracy: float, prompts: int) -> dict[str, float]:
+    """One point of a curve with its 95% interval."""
+    low, high = share_interval(accuracy, prompts)
+    return {"step": step, "s": elapsed, "accuracy": accuracy, "low": low, "high": high, "prompts": prompts}
 
 
 def picture(records: Mapping[str, Mapping[str, Any]]) -> str:
@@ -159,7 +162,9 @@ def table(records: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join("".join(f"{cell:>14}" if column else f"{cell:24}" for column, cell in enumerate(r)) for r in rows)
 
 
-def peer_steps(run: Path, writing: str, steps: int, seconds: float, scratch: Path) -> dict[str, Any]:
+def peer_steps(
+    run: Path, writing: str, steps: int, seconds: float, scratch: Path, peer_path: Path | None
+) -> dict[str, Any]:
     """TRL's steps on what the run trained on; `writing` as benchmarks/sides/trl_side.py names it."""
     from whet.model.gguf import converted_folder
     from whet.settings.layers import read_toml
@@ -182,13 +187,20 @@ def peer_steps(run: Path, writing: str, steps: int, seconds: float, scratch: Pat
         "writing": writing,
         "steps": steps,
         "seconds": seconds,
+        "save_every": config.eval.every,
         "folder": str(scratch / "peer"),
+        "began": time.time(),
     }
     (scratch / "job.json").write_text(json.dumps(job), "utf-8")
     side = Path(__file__).resolve().parent / "sides" / "trl_real.py"
-    subprocess.run([sys.executable, str(side), str(scratch / "job.json"), str(scratch / "peer.json")], check=True)
+    command = [sys.executable, str(side), str(scratch / "job.json"), str(scratch / "peer.json")]
+    packages = [str(peer_path)] if peer_path else []
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*packages, *sys.path[1:]])}
+    subprocess.run(command, check=True, env=environment)
     record = dict(json.loads((scratch / "peer.json").read_text("utf-8")))
-    command = [sys.executable, "-m", "whet", "eval", str(job["model"]), str(job["folder"]), "--json"]
+    # the models that it saved, and when it had made them
+    models = [(0, job["model"]), *((step, f"{job['folder']}/{step}") for step in record.pop("saved"))]
+    command = [sys.executable, "-m", "whet", "eval", *(str(model) for _, model in models), "--json"]
     command += ["--data", config.eval.source, "--out", str(scratch / "evals")]
     command += [
         "--set",
@@ -196,9 +208,17 @@ def peer_steps(run: Path, writing: str, steps: int, seconds: float, scratch: Pat
         "--set",
         f"eval.prompts={config.eval.prompts}",
     ]
-    answered = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    before, after = (entry["metrics"]["accuracy"] for entry in json.loads(answered)["evals"])
-    return {**record, "before": before, "after": after}
+    answered = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)["evals"]
+    curve = [
+        evaluation(
+            step,
+            record["start_s"] + sum(record["steps_s"][:step]),
+            entry["metrics"]["accuracy"],
+            int(entry["metrics"]["prompts"]),
+        )
+        for (step, _), entry in zip(models, answered, strict=True)
+    ]
+    return {**record, "learning_rate": config.optimizer.learning_rate, "evaluations": curve}
 
 
 def seconds_to(accuracy: float, record: Mapping[str, Any]) -> float | None:
@@ -234,6 +254,7 @@ def main() -> None:
     parser.add_argument("--peer", choices=("plain", "static", "paged", "vllm"), help="TRL's steps too: how it writes")
     parser.add_argument("--peer-steps", type=int, default=6)
     parser.add_argument("--peer-seconds", type=float, default=120.0, help="no step of TRL begins after so long")
+    parser.add_argument("--peer-path", type=Path, help="a folder of TRL's packages, of benchmarks/peer_folder.py")
     add_results_flag(parser, "real_run")
     chosen = parser.parse_args()
     if chosen.picture:
@@ -259,19 +280,20 @@ def main() -> None:
             records[run] = measured(command, folder / run, environment)
             print(table(records), flush=True)
             if chosen.peer and run == "maths":
-                peer = peer_steps(folder / run, chosen.peer, chosen.peer_steps, chosen.peer_seconds, Path(temporary))
+                limits = chosen.peer_steps, chosen.peer_seconds
+                peer = peer_steps(folder / run, chosen.peer, *limits, Path(temporary), chosen.peer_path)
                 mine = records[run]["step_s"]
-                spent = peer["start_s"] + sum(peer["steps_s"])
-                reached = seconds_to(peer["after"], records[run])
-                records["peer"] = {
-                    **peer,
-                    "whet_step_s": mine,
+                last = peer["evaluations"][-1]
+                reached = seconds_to(last["accuracy"], records[run])
+                peer |= {
+                    "whet": {key: records[run][key] for key in ("step_s", "wall_s", "evaluations")},
                     "times": peer["step_s"] / mine,
-                    "seconds": spent,
                     "whet_seconds": reached,
+                    **({"sooner": last["s"] / reached} if reached else {}),
                 }
-                print(f"TRL's step: {peer['step_s']:.1f} s, whet's {mine:.2f} s, {peer['step_s'] / mine:.1f} times")
-                print(f"TRL: {peer['before']:.1%} to {peer['after']:.1%} in {spent:.0f} s; whet: in {reached} s")
+                records["peer"] = peer
+                print(f"TRL's step: {peer['step_s']:.1f} s, whet's {mine:.2f} s, {peer['times']:.1f} times")
+                print(f"TRL: {last['accuracy']:.1%} after {last['s']:.0f} s; whet: after {reached} s")
                 if chosen.results:
                     write_results(f"{chosen.results}_peer", records.pop("peer"))
             if chosen.results:
