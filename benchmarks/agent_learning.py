@@ -86,7 +86,7 @@ def planned(
     seeds: Sequence[int],
     steps: int,
     tiny: bool,
-    shared: bool,
+    shared: bool = False,
 ) -> list[PlannedRun]:
     """Every run, seed by seed; `shared`: others have the same GPU's memory."""
     plans = []

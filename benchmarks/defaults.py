@@ -109,7 +109,7 @@ def planned(
     for seed in seeds:
         for plan in plans():
             model, task, method, rate = plan.model, plan.task, plan.method, plan.rate
-            steps = plan.steps or usual_steps
+            steps = usual_steps if tiny else plan.steps or usual_steps
             taught = method == "opd_full"
             if model not in models or (taught and TEACHER not in models):
                 continue
