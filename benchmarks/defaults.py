@@ -179,6 +179,7 @@ def outcome(members: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         return {"seeds": len(members), "failed": failed or ["no evaluation"], **taught}
     before, last = (fmean(curve[place][1] for curve in curves) for place in (0, -1))
     best = fmean(max(value for _, value in curve[1:]) for curve in curves)
+    shared = sorted(set.intersection(*({at for at, _ in curve} for curve in curves)))  # steps evaluated by every seed
     sizes = [next(line.get("size") for line in record["lines"] if "eval" in line) for record in members]
     prompts = sizes[0] or members[0]["settings"]["eval"]["prompts"]  # older runs do not say how many there were
     trials = len(curves) * prompts
@@ -206,6 +207,7 @@ def outcome(members: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "high": high,
         "best": best,
         "gain": last - before,
+        "curve": {str(at): fmean(dict(curve)[at] for curve in curves) for at in shared},
         **sampled,
         **taught,
         **(

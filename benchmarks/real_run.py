@@ -12,8 +12,13 @@ commas. A run is a process of its own, so that its start counts: `other` is what
 starting Python, packing rows and writing logs. A model that was converted before starts faster: give --cold to convert
 it anew. `--peer` then gives the same model, prompts, reward, rate and completions per step to TRL for some steps, and
 evaluates what TRL makes of it after as many steps as whet does: seconds of a step, and seconds to the accuracy that TRL
-ends with. Whet's evaluations and saves are in its seconds, TRL's are not. With --results the
-accuracy of both runs is drawn against the clock (docs/images/real-run.svg); `--picture` draws it again.
+ends with, where that is more than it began with. Whet's evaluations and saves are in its seconds, TRL's are not. With
+--results the accuracy of both runs is drawn against the clock (docs/images/real-run.svg); `--picture` draws it again,
+and whet beside TRL from results/real_duel_peer.json (docs/images/real-run-peer.svg):
+
+    python benchmarks/real_run.py --model FILE --data DATA --runs maths --steps 40 --set optimizer.learning_rate=3e-6
+        --set eval.every=10 --set eval.prompts=1319 --peer vllm --peer-steps 40 --peer-seconds 170
+        --peer-path peers/site-packages --results real_duel
 """
 
 from __future__ import annotations
@@ -41,6 +46,8 @@ from whet.record.metrics.intervals import share_interval
 WORK = ("rollout", "train")  # what a run is for
 STEPS = {"code": 60, "maths": 150}
 PICTURE = ROOT / "docs" / "images" / "real-run.svg"
+RUN_RESULTS = ROOT / "results" / "real_run.json"
+PEER_PICTURE, PEER_RESULTS = PICTURE.with_name("real-run-peer.svg"), ROOT / "results" / "real_duel_peer.json"
 TITLES = {"code": "MBPP, GRPO", "maths": "GSM8K, Dr. GRPO"}
 TASKS = {"code": "lists", "maths": "arithmetic"}  # what --tiny trains on
 
@@ -130,20 +137,45 @@ def evaluation(step: int, elapsed: float, accuracy: float, prompts: int) -> dict
 
 def picture(records: Mapping[str, Mapping[str, Any]]) -> str:
     """Both runs: held-out accuracy against minutes, with 95% intervals."""
-    from whet.pages.chart_specs import chart, line
     from whet.pages.chart_svg import figure_file
 
-    panels = []
-    for tone, (run, title) in enumerate(TITLES.items()):
-        rows = records[run]["evaluations"]
-        points = [(row["s"] / 60, row["accuracy"]) for row in rows]
-        band = {edge: [row[edge] for row in rows] for edge in ("low", "high")}
-        across = {"label": "minutes since the command", "min": 0.0, "max": max(x for x, _ in points)}
-        up = {"label": "held-out accuracy", "min": 0.0, "max": 0.6, "percent": True}
-        panels.append(chart([line(title, points, tone, marked=True, **band)], x=across, y=up, smooth=False))
+    panels = [
+        against_the_clock({title: records[run]["evaluations"]}, 0.6, tone)
+        for tone, (run, title) in enumerate(TITLES.items())
+    ]
     prompts = records["code"]["evaluations"][0]["prompts"]
     about = f"Qwen2.5-Coder-0.5B-Instruct on one H200, default settings, one seed; {prompts:.0f} prompts, 95% intervals"
     return figure_file(panels, "Accuracy against the clock, the start of the program included", about, size=(400, 220))
+
+
+def peer_picture(record: Mapping[str, Any]) -> str:
+    """Whet's run and TRL's, from the command on."""
+    from whet.pages.chart_svg import figure_file
+
+    curves = {"whet": record["whet"]["evaluations"], f"TRL {record['trl']} with vLLM": record["evaluations"]}
+    steps = {name: rows[-1]["step"] for name, rows in curves.items()}
+    about = (
+        f"Dr. GRPO on GSM8K, Qwen2.5-Coder-0.5B-Instruct, one H200, rate {record['learning_rate']:g}, "
+        f"{', '.join(f'{count:.0f} steps of {name}' for name, count in steps.items())}; one seed, "
+        f"{record['evaluations'][0]['prompts']:.0f} prompts, 95% intervals"
+    )
+    title = "Whet and TRL: accuracy against the clock, the start of the program included"
+    return figure_file([against_the_clock(curves, 0.4)], title, about, size=(640, 240))
+
+
+def against_the_clock(curves: Mapping[str, Sequence[Mapping[str, float]]], most: float, tone: int = 0) -> Any:
+    """Held-out accuracy of runs against minutes, with 95% intervals."""
+    from whet.pages.chart_specs import chart, line
+
+    series = []
+    for number, (name, rows) in enumerate(curves.items(), tone):
+        points = [(row["s"] / 60, row["accuracy"]) for row in rows]
+        band = {edge: [row[edge] for row in rows] for edge in ("low", "high")}
+        series.append(line(name, points, number, marked=True, **band))
+    longest = max(row["s"] for rows in curves.values() for row in rows) / 60
+    across = {"label": "minutes since the command", "min": 0.0, "max": longest}
+    up = {"label": "held-out accuracy", "min": 0.0, "max": most, "percent": True}
+    return chart(series, x=across, y=up, smooth=False)
 
 
 def table(records: Mapping[str, Mapping[str, Any]]) -> str:
@@ -250,7 +282,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where the runs are kept; default: nowhere")
     parser.add_argument("--cold", action="store_true", help="convert the model within the first run")
     parser.add_argument("--tiny", action="store_true", help="the built-in model on built-in tasks")
-    parser.add_argument("--picture", action="store_true", help="draw what the results file holds, and end")
+    parser.add_argument("--picture", action="store_true", help="draw what the results files hold, and end")
     parser.add_argument("--peer", choices=("plain", "static", "paged", "vllm"), help="TRL's steps too: how it writes")
     parser.add_argument("--peer-steps", type=int, default=6)
     parser.add_argument("--peer-seconds", type=float, default=120.0, help="no step of TRL begins after so long")
@@ -258,9 +290,9 @@ def main() -> None:
     add_results_flag(parser, "real_run")
     chosen = parser.parse_args()
     if chosen.picture:
-        PICTURE.write_text(
-            picture(json.loads((ROOT / "results" / "real_run.json").read_text("utf-8"))["values"]), "utf-8"
-        )
+        runs, peer = (json.loads(file.read_text("utf-8"))["values"] for file in (RUN_RESULTS, PEER_RESULTS))
+        PICTURE.write_text(picture(runs), "utf-8")
+        PEER_PICTURE.write_text(peer_picture(peer), "utf-8")
         return
     if not chosen.tiny and (chosen.model is None or chosen.data is None):
         parser.error("--model FILE and --data DATA, or --tiny")
@@ -283,8 +315,9 @@ def main() -> None:
                 limits = chosen.peer_steps, chosen.peer_seconds
                 peer = peer_steps(folder / run, chosen.peer, *limits, Path(temporary), chosen.peer_path)
                 mine = records[run]["step_s"]
-                last = peer["evaluations"][-1]
-                reached = seconds_to(last["accuracy"], records[run])
+                first, last = peer["evaluations"][0], peer["evaluations"][-1]
+                gained = last["accuracy"] > first["accuracy"]
+                reached = seconds_to(last["accuracy"], records[run]) if gained else None
                 peer |= {
                     "whet": {key: records[run][key] for key in ("step_s", "wall_s", "evaluations")},
                     "times": peer["step_s"] / mine,

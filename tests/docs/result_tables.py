@@ -58,6 +58,10 @@ finished
 | model, task, method, rate | steps | seeds | before | best | last | 95% interval of the last | truncated | entropy |
 |---|---|---|---|---|---|---|---|---|
 | {defaults/runs/*} | {defaults/runs/*/steps} | {defaults/runs/*/seeds} | {defaults/runs/*/before:.1%} | {defaults/runs/*/best:.1%} | {defaults/runs/*/last:.1%} | {defaults/runs/*/low:.1%} to {defaults/runs/*/high:.1%} | {defaults/runs/*/truncated:.1%} | {defaults/runs/*/entropy:.2f} |""",
+    "defaults_longer": """\
+| model, task, method, rate | steps | seeds | before | best | last | 95% interval of the last | truncated | entropy |
+|---|---|---|---|---|---|---|---|---|
+| {defaults_longer/runs/*} | {defaults_longer/runs/*/steps} | {defaults_longer/runs/*/seeds} | {defaults_longer/runs/*/before:.1%} | {defaults_longer/runs/*/best:.1%} | {defaults_longer/runs/*/last:.1%} | {defaults_longer/runs/*/low:.1%} to {defaults_longer/runs/*/high:.1%} | {defaults_longer/runs/*/truncated:.1%} | {defaults_longer/runs/*/entropy:.2f} |""",
     "real_run": """\
 | share of the wall time | code: GRPO on MBPP | maths: Dr. GRPO on GSM8K |
 |---|---|---|

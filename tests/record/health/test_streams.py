@@ -11,6 +11,8 @@ from whet.record.health.diagnosis import findings
 from whet.record.health.finding import FindingSpan
 from whet.record.health.story import Story, story_of
 from whet.record.log import eval_records, step_reports
+from whet.training.assembly.health import health_settings
+from whet.training.config import resolved
 
 
 class LookedAtStream(Stream):
@@ -61,6 +63,20 @@ def test_real_runs_are_told_by_their_own_metrics() -> None:
         assert not found, (record["name"], found)
         story = story_of((), evaluations_of(evals, ("accuracy",)))
         assert story.state == "well" and story.headline.startswith("Accuracy rose"), story.headline
+
+
+def test_a_real_run_that_fell_is_told_to_lower_its_rate() -> None:
+    """200 steps of 0.5B at three times the default rate: docs/defaults.md quotes the advice."""
+    archive = read_archive(ARCHIVES / "defaults_longer.jsonl.xz")
+    record = next(each for each in archive if each["tags"]["other"] == "200 steps")
+    reports = step_reports([{**line, "health": []} for line in record["lines"] if "eval" not in line])
+    evals = eval_records([line for line in record["lines"] if "eval" in line])
+    known = {key: value for key, value in record["settings"].items() if key != "model"}
+    settings = health_settings(resolved(record["method"], known))
+    found = findings(reports, record["facts"]["dtype"], settings, evals=evals)
+    fallen = next(each for each in found if each.name == "evaluation falls")
+    assert "optimizer.learning_rate=9e-07" in fallen.changes, fallen.changes
+    assert not any(change.startswith("optimizer.learning_rate") and "9e-07" not in change for change in fallen.changes)
 
 
 def test_a_real_run_that_rises_is_told_as_one() -> None:
