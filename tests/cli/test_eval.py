@@ -210,3 +210,16 @@ def test_models_that_were_asked_different_prompts_are_refused(capsys, imitator, 
         capsys, "whetstone", str(other), "--set", "model.threads=1", "--set", "sampling.max_new_tokens=2"
     )
     assert code == 2 and "were asked different prompts (200 and 6" in err and "give --data for all" in err
+
+
+def test_models_that_know_different_forms_are_refused_before_one_is_measured(capsys, tmp_path):
+    """A chat model gets a benchmark as a message, a base model as plain text."""
+    file, base = tmp_path / "rows.jsonl", tmp_path / "base"
+    file.write_text('{"question": "1 + 2?", "answer": "#### 3"}\n')
+    base.mkdir()
+    (base / "tokenizer_config.json").write_text("{}")
+    code, out, err = eval_(capsys, "whetstone", str(base), "--data", f"gsm8k:{file}")
+    assert code == 2 and out == "" and err.count("\n") == 1, err
+    assert "as a user message that asks for the answer" in err
+    assert "as plain text (the model has no chat template" in err
+    assert err.rstrip().endswith("give --set data.as_chat=false")

@@ -26,7 +26,7 @@ def has_chat_template(name: str) -> bool | None:
     if path.suffix == ".gguf" and os.path.isfile(path):  # False for a name that is too long, too
         about = path.stat()
         return _in_gguf(path, about.st_size, about.st_mtime_ns)
-    if name and os.path.isdir(BUILTIN / name):
+    if name in os.listdir(BUILTIN):  # not joined: a run's absolute path would be taken for a plain model folder
         return _in_folder(BUILTIN / name)
     if name and os.path.isdir(path):
         return _in_folder(run_model(path) or path)

@@ -65,6 +65,17 @@ def test_a_template_is_seen_without_loading_the_model(tmp_path):
     assert {name: has_chat_template(name) for name in expected} == expected
 
 
+def test_the_template_of_a_run_is_its_models_however_the_run_is_named(tmp_path, monkeypatch):
+    final = Path(model(tmp_path / "run", {})) / "final"
+    model(final, {}, "{{ messages }}")
+    (final / "manifest.json").write_text("{}")
+    (final / "saved.json").write_text('{"step": 3}')
+    monkeypatch.chdir(tmp_path)
+    names = "run", "./run", "run/", str(tmp_path / "run")
+    assert [has_chat_template(name) for name in names] == [True] * len(names)
+    assert has_chat_template(".") is False  # a folder of this machine, not that of the built-in models
+
+
 def test_the_template_of_a_hub_model_is_read_from_its_files(tmp_path, monkeypatch):
     files = {"tokenizer_config.json": Path(model(tmp_path / "hub", {}, "x")) / "tokenizer_config.json"}
     monkeypatch.setattr(chat_template, "hub_file", lambda name, file: files.get(file))

@@ -22,6 +22,7 @@ from whet.tools.evaluation.measure import (
     prepared,
 )
 from whet.tools.evaluation.reranking import RerankPlan, rerank_groups, rerank_plan
+from whet.training.assembly.forms import PromptForm, prompt_form
 from whet.training.assembly.runtime import Runtime
 from whet.training.config import EvaluationConfig
 from whet.types import WhetError
@@ -117,6 +118,7 @@ def _check(cells: Sequence[EvalCell], plan: EvalPlan) -> list[RerankPlan | None]
                 f"{first} is evaluated on {', '.join(tasks[first])} and {other} on {', '.join(tasks[other])}, which "
                 "cannot be compared; give --data for all of them"
             )
+    _require_same_form(cells, plan)
     places = [cell.out for cell in cells]
     keys = [(cell.model, cell.task) for cell in cells]
     for key, path in zip(keys, places, strict=True):
@@ -127,6 +129,21 @@ def _check(cells: Sequence[EvalCell], plan: EvalPlan) -> list[RerankPlan | None]
     chosen = cells[0].config.rerank  # the same for all: it is what the command line says
     scorers = rerank_plan(cells[0].config, plan.samples) if chosen != type(chosen)() else None
     return [scorers if cell.config.rerank == chosen else rerank_plan(cell.config, plan.samples) for cell in cells]
+
+
+def _require_same_form(cells: Sequence[EvalCell], plan: EvalPlan) -> None:
+    """A benchmark is asked as each model knows it: two that know different forms are told before one is measured."""
+    asked: dict[str, tuple[EvalCell, PromptForm]] = {}
+    for cell in cells:
+        if asks_choices(cell.config) or plan.style.plain:
+            continue
+        form = prompt_form(cell.config, cell.task)
+        other, known = asked.setdefault(cell.task, (cell, form))
+        if (form.as_chat, form.says_answer_form) != (known.as_chat, known.says_answer_form):
+            raise WhetError(
+                f"{other.model} would be asked {cell.task} as {known.words or 'plain text'}, and {cell.model} as "
+                f"{form.words or 'plain text'}, which cannot be compared; give --set data.as_chat=false"
+            )
 
 
 def _require_same_prompts(results: Sequence[MeasuredModel]) -> None:
@@ -140,8 +157,7 @@ def _require_same_prompts(results: Sequence[MeasuredModel]) -> None:
             raise WhetError(
                 f"{other.model} and {newest.model} were asked different prompts ({len(theirs)} and {len(ours)}; the "
                 f"first that differs is {apart!r}), and can only be compared on the same; give --data for all of them, "
-                "--set data.unusable=stop if one leaves out prompts, and --set data.as_chat=false if one has no chat "
-                "template"
+                "and --set data.unusable=stop if one leaves out prompts"
             )
 
 
