@@ -152,12 +152,11 @@ def peer_picture(record: Mapping[str, Any]) -> str:
     """Whet's run and TRL's, from the command on."""
     from whet.pages.chart_svg import figure_file
 
-    curves = {"whet": record["whet"]["evaluations"], f"TRL {record['trl']} with vLLM": record["evaluations"]}
-    steps = {name: rows[-1]["step"] for name, rows in curves.items()}
+    both = {"whet": record["whet"], f"TRL {record['trl']} with vLLM": record}
+    curves = {f"{name}, {side['evaluations'][-1]['step']} steps": side["evaluations"] for name, side in both.items()}
     about = (
-        f"Dr. GRPO on GSM8K, Qwen2.5-Coder-0.5B-Instruct, one H200, rate {record['learning_rate']:g}, "
-        f"{', '.join(f'{count:.0f} steps of {name}' for name, count in steps.items())}; one seed, "
-        f"{record['evaluations'][0]['prompts']:.0f} prompts, 95% intervals"
+        f"Dr. GRPO on GSM8K, 0.5B, rate {record['learning_rate']:g}, one H200, one seed; "
+        f"{record['evaluations'][0]['prompts']:,} prompts, 95% intervals"
     )
     title = "Whet and TRL: accuracy against the clock, the start of the program included"
     return figure_file([against_the_clock(curves, 0.4)], title, about, size=(640, 240))
