@@ -27,6 +27,7 @@ from results_file import child_environment
 
 ARCHIVES = Path(__file__).resolve().parent / "runs"
 DIGITS = 5  # of a number in an archive
+WHOLE = {"health": {"on_problem": {"evaluation_falls": "report"}}}  # to its end, whatever it comes to
 # of a line of metrics.jsonl: computed anew, or many and read by nobody
 UNUSED = ("health", "timeline", "machine", "spread")
 
@@ -95,6 +96,7 @@ def started(plan: PlannedRun, folder: Path) -> subprocess.Popen[bytes]:
 def make_one(file: Path) -> None:
     """Train one run in this process; leave its record and no weights."""
     import whet
+    from whet.settings.layers import merged
     from whet.types import RunFailed
 
     plan = json.loads(file.read_text("utf-8"))
@@ -102,7 +104,7 @@ def make_one(file: Path) -> None:
     folder, error, began = file.with_suffix(".run"), "", time.monotonic()
     shutil.rmtree(folder, ignore_errors=True)
     try:
-        whet.train(plan["method"], config=plan["settings"], folder=str(folder), console=False)
+        whet.train(plan["method"], config=merged(WHOLE, plan["settings"]), folder=str(folder), console=False)
     except (whet.WhetError, RunFailed, RuntimeError) as failure:  # a run that died is a record too
         error = str(failure)[:300]
     record = {

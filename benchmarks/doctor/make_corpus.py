@@ -101,6 +101,7 @@ def train(planned: PlannedRun, out: Path, models: Mapping[str, str], quick: bool
     if planned.patch:
         patched(planned.patch)
     told = settings_told()
+    settings.setdefault("health", {"on_problem": {"evaluation_falls": "report"}})  # a run to its end, whatever it does
     watcher, began, error = Watcher(), time.monotonic(), ""
     try:
         whet.train(planned.method, config=settings, folder=str(folder), callbacks=[watcher], console=False)

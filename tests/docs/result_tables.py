@@ -37,6 +37,10 @@ finished
 | method, group | value | at the start | with today's | at its best | fine | losing |
 |---|---|---|---|---|---|---|
 | {other_defaults/rows/*} | `{other_defaults/rows/*/key}` | {other_defaults/rows/*/start:.1%} | {other_defaults/rows/*/at_today:.1%} ({other_defaults/rows/*/today}) | {other_defaults/rows/*/at_best:.1%} ({other_defaults/rows/*/best}) | {other_defaults/rows/*/fine} | {other_defaults/rows/*/losing} |""",
+    "falls": """\
+| runs that fell: what is done | runs | best | last | steps |
+|---|---|---|---|---|
+| {falls/rows/*} | {falls/rows/*/runs} of {falls/rows/*/of} | {falls/rows/*/best:.1%} | {falls/rows/*/last:.1%} | {falls/rows/*/steps:.0f} |""",
     "every_method": """\
 | method | greedy before | greedy after | drawn, first step | drawn, last three | completions |
 |---|---|---|---|---|---|

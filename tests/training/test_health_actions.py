@@ -55,7 +55,12 @@ def test_names_are_those_of_rules_that_can_find_a_problem_in_such_a_run() -> Non
     def policy(method: str, **on_problem: str) -> HealthSection:
         return health_policy(resolved(method, {"health": {"on_problem": on_problem}}))
 
-    assert policy("grpo", kl_runaway="stop").on_problem == {"KL runaway": "stop"}
+    usual = {"evaluation falls": "stop"}
+    assert policy("grpo").on_problem == policy("sft").on_problem == usual
+    assert policy("grpo", kl_runaway="stop").on_problem == {"KL runaway": "stop", **usual}
+    assert policy("grpo", evaluation_falls="lower_rate").on_problem == {"evaluation falls": "lower_rate"}
+    assert policy("grpo", evaluation_falls="report").on_problem == {}
+    assert policy("grpo", **{"Evaluation falls": "report"}).on_problem == {}
     assert health_policy(resolved("grpo", {"health": {"on_problem": {"entropy collapse": "checkpoint"}}})).on_problem
     for method, name in (
         ("grpo", "too_easy"),
@@ -65,7 +70,12 @@ def test_names_are_those_of_rules_that_can_find_a_problem_in_such_a_run() -> Non
     ):
         with pytest.raises(WhetError, match=f"health.on_problem.{name}: no rule of such a run"):
             policy(method, **{name: "stop"})
-    for idle in ({"after_steps": 5}, {"rate_factor": 0.1}, {"rate_factor": 0.1, "on_problem": {"clipping": "stop"}}):
+    for idle in (
+        {"after_steps": 5},
+        {"after_steps": 5, "on_problem": {"kl_runaway": "report", "Evaluation falls": "lower_rate"}},
+        {"rate_factor": 0.1},
+        {"rate_factor": 0.1, "on_problem": {"clipping": "stop"}},
+    ):
         with pytest.raises(WhetError, match="no effect"):
             resolved("grpo", {"health": idle})
     with pytest.raises(WhetError):

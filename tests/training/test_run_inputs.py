@@ -36,3 +36,13 @@ def test_what_is_not_read_any_more_has_no_digest_to_change():
 def test_a_file_that_is_gone_has_not_changed():
     now = replace(BEFORE, digests={**BEFORE.digests, "data": "/old/rows.jsonl"})
     assert decisive_changes(BEFORE, now) == ["data /old/rows.jsonl is gone"]
+
+
+def test_what_a_run_does_about_a_fall_may_change() -> None:
+    """A run of a version without the default goes on, and so does one that it stopped."""
+    falls = "health.on_problem.evaluation_falls"
+    stops, reports = (replace(BEFORE, config={**BEFORE.config, falls: action}) for action in ("stop", "report"))
+    for before, now in ((BEFORE, stops), (stops, reports)):
+        assert decisive_changes(before, now) == [] and before.identity == now.identity
+    other = replace(BEFORE, config={**BEFORE.config, "health.on_problem.KL_runaway": "lower_rate"})
+    assert decisive_changes(BEFORE, other) == ["config health.on_problem.KL_runaway none -> lower_rate"]

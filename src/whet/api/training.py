@@ -31,6 +31,7 @@ from whet.api.run import Run
 from whet.api.run_files import Resumed, RunFiles, with_settings
 from whet.api.settings import RunSettings
 from whet.api.training_session import TrainingSession, begin_cuda, gc_disabled, training_session
+from whet.model.run_models import BEST
 from whet.model.width import stated_width
 from whet.record.run_folder import CONFIG, ERROR_LOG, discard, remove_run
 from whet.registry import refuse_while_importing
@@ -579,7 +580,9 @@ def _next_command(config: Config, folder: Path, outcome: TrainingResult) -> str:
     if isinstance(config, RewardModelConfig):
         return f"whet reward test {folder} --data FILE"
     has_prompts = "accuracy" in outcome.after or "reward" in outcome.after
-    return f"whet sample {folder}" + ("" if has_prompts else ' "your prompt"')
+    fell_from = outcome.evaluations.fell_from
+    model = folder / BEST if fell_from is not None and fell_from.step else folder
+    return f"whet sample {model}" + ("" if has_prompts else ' "your prompt"')
 
 
 def _summary(config: Config, assembly: Assembly, folder: Path, started: float, inputs: RunInputs) -> dict[str, Any]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from collections.abc import Mapping
+from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from whet.settings.bounds import MOST_ROWS, MOST_STEPS, MOST_TOKENS
 from whet.settings.sections import Listed, Section, Table
@@ -48,12 +49,16 @@ class ReportSection(Section):
         return self
 
 
+EVALUATION_FALLS = "evaluation_falls"
+
+
 class HealthSection(Section):
     """`[health]`: what the run does on its own about a problem that lasts."""
 
-    on_problem: dict[str, Literal["stop", "checkpoint", "lower_rate"]] = Field(
-        {},
-        description="what to do about a problem, by the name of its rule (docs/doctor.md): KL_runaway = lower_rate",
+    on_problem: dict[str, Literal["stop", "checkpoint", "lower_rate", "report"]] = Field(
+        {EVALUATION_FALLS: "stop"},
+        description="what to do about a problem, by the name of its rule (docs/doctor.md): KL_runaway = lower_rate; "
+        "report: only say it",
     )
     after_steps: int = Field(
         3, ge=1, le=MOST_STEPS, description="consecutive steps in which the problem must hold before that is done"
@@ -62,12 +67,27 @@ class HealthSection(Section):
         0.5, ge=0.001, le=0.999, description="lower_rate multiplies the learning rate by this, each time"
     )
 
+    @field_validator("on_problem", mode="before")
+    @classmethod
+    def _beside_the_default(cls, given: Any) -> Any:
+        """A user who names another rule leaves the default action of this one as it is."""
+        if not isinstance(given, Mapping):
+            return given
+        is_named = any(_plain(name) == EVALUATION_FALLS for name in given)
+        return given if is_named else {**cls.model_fields["on_problem"].default, **given}
+
     @model_validator(mode="after")
     def _has_effect(self) -> Self:
-        if not self.on_problem and (self.after_steps != 3 or self.rate_factor != 0.5):
+        in_steps = {_plain(name) for name, action in self.on_problem.items() if action != "report"} - {EVALUATION_FALLS}
+        if not in_steps and self.after_steps != 3:
             raise ValueError(
-                "after_steps and rate_factor have no effect without health.on_problem; give it, or drop them"
+                "after_steps has no effect: health.on_problem acts on no problem that is found in steps; drop it"
             )
         if self.rate_factor != 0.5 and "lower_rate" not in self.on_problem.values():
             raise ValueError("rate_factor has no effect: no problem in health.on_problem lowers the rate; drop it")
         return self
+
+
+def _plain(rule: object) -> str:
+    """A rule's name as settings spell it by default."""
+    return str(rule).lower().replace(" ", "_")

@@ -37,10 +37,13 @@ class HealthWatch:
             action = self.policy.on_problem[name]
             is_due = is_evaluated if RULES[name].by_evaluation else count % self.policy.after_steps == 0
             if is_due and action not in taken:
-                taken[action] = f"{ACTIONS[action]}: {name} has held for {count} steps{self._effect(action)}."
+                held = "" if RULES[name].by_evaluation else f" has held for {count} steps"
+                taken[action] = f"{ACTIONS[action]}: {name}{held}{self._effect(name, action)}."
         return taken
 
-    def _effect(self, action: HealthAction) -> str:
+    def _effect(self, name: str, action: HealthAction) -> str:
+        if action == "stop" and RULES[name].by_evaluation:  # it would hold in the first step of a resume, too
+            return f"; to go on, resume with health.on_problem.{name.replace(' ', '_')}=report"
         if action != "lower_rate":
             return ""
         self.rate_factor *= self.policy.rate_factor

@@ -22,7 +22,8 @@ INPUTS = "inputs.json"
 REWARD = "reward"
 # settings that do not decide what is trained, only how long, how fast, and what is kept of it
 FREE = (
-    "steps", "hours", "folder", "report", "eval.every", "eval.stop_after", "batch.micro_batch_tokens",
+    "steps", "hours", "folder", "report", "eval.every", "eval.stop_after", "health.on_problem.evaluation_falls",
+    "batch.micro_batch_tokens",
     "model.threads", "model.device", "model.recompute", "teacher.device", "teacher.timeout", "teacher.concurrency",
     "reward.ledger", "reward.timeout", "reward.on_error", "reward.most_failures",
     "scale.workers", "scale.engines", "scale.reward_workers", "scale.address", "scale.offload", "scale.timeout",

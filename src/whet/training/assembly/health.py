@@ -50,5 +50,6 @@ def health_policy(config: Config) -> HealthSection:
             names = ", ".join(rule.replace(" ", "_") for rule in known.values())
             hint = did_you_mean(name, known) or f"; it has {names}"
             raise WhetError(f"health.on_problem.{problem}: no rule of such a run finds a problem of this name{hint}")
-        chosen[known[name]] = action
+        if action != "report":
+            chosen[known[name]] = action
     return section.model_copy(update={"on_problem": chosen})
