@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import re
 import subprocess
@@ -94,6 +95,32 @@ def test_finding_is_told_once() -> None:
     stream = io.StringIO()
     watch(Console(stream), ("KL is 3: cause; fix.",))
     assert stream.getvalue().count("KL is 3") == 1
+
+
+def test_the_best_is_of_all_evaluations_though_the_kind_of_run_is_known_from_the_first_step_on() -> None:
+    stream = io.StringIO()
+    console = Console(stream)
+    console.started({**SUMMARY, "eval_size": 40})
+    for step, ordered in ((0, 0.5), (3, 0.125), (6, 0.125)):
+        if step:
+            console.stepped(StepReport(step, step - 1, {"rows": 8}, {}, {"chosen_logp": -9.0, "loss": 0.7}), [])
+        console.evaluated(step, "eval", {"pair_accuracy": ordered, "accuracy": 0.05}, 1.0)
+    best = "pair accuracy 12.5% (5.5-26.1), best 50.0% (35.2-64.8) at step 0"
+    assert stream.getvalue().count(best) == 2
+
+
+def test_an_evaluation_that_could_not_be_scored_is_never_the_best() -> None:
+    stream = io.StringIO()
+    console = Console(stream)
+    console.started(SUMMARY)
+    for step, reward in ((0, math.nan), (3, 0.5), (6, 0.25), (9, math.nan)):
+        console.evaluated(step, "eval", {"reward": reward}, 1.0)
+    assert re.findall("reward .*?(?=  )", stream.getvalue()) == [
+        "reward -",
+        "reward 0.500",
+        "reward 0.250, best 0.500 at step 3",
+        "reward -",
+    ]
 
 
 def test_stream_without_unicode_is_served() -> None:

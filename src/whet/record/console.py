@@ -66,7 +66,8 @@ class Console:
         self._report: StepReport | None = None
         self._kind: RunKind | None = None
         self._main: list[float] = []
-        self._evals: dict[str, Evaluations] = {}
+        self._evals: dict[str, Evaluations] = {}  # by metric
+        self._headline = ""  # the metric that leads
         self._eval_size = 0
         self._intervals: deque[float] = deque(maxlen=STEPS_FOR_ETA)
         self._stepped_at = time.monotonic()
@@ -86,7 +87,7 @@ class Console:
         self._eval_size = int(summary.get("eval_size") or 0)
         earlier = best_measurement(summary)
         if earlier is not None:  # of a run that is resumed
-            self._evals[earlier.metric] = Evaluations((earlier,))
+            self._evals[earlier.metric], self._headline = Evaluations((earlier,)), earlier.metric
         self._stepped_at = time.monotonic()
         self._ends_at = self._stepped_at + 3600 * float(summary.get("hours") or math.inf)
         self._print(header(summary))
@@ -122,11 +123,15 @@ class Console:
         main = headline(metrics, self._kind.evals if self._kind is not None else ())
         if main is None:
             return
-        newest = Measurement(step, main, float(result[main]), self._eval_size)
-        evaluations = Evaluations((*self._evals.get(main, Evaluations()).measured, newest))
-        self._evals[main] = evaluations
+        for key, value in metrics.items():  # the kind of run, and so the headline, is not known before the first step
+            if math.isfinite(value):
+                newest = Measurement(step, key, float(value), self._eval_size)
+                self._evals[key] = Evaluations((*self._evals.get(key, Evaluations()).measured, newest))
+        self._headline = main
         if self._live is None:
-            texts = {key: metric_text(key, value) for key, value in metrics.items()} | {main: eval_text(evaluations)}
+            texts = {key: metric_text(key, value) for key, value in metrics.items()}
+            if math.isfinite(metrics[main]):
+                texts[main] = eval_text(self._evals[main])
             values = "  ".join(f"{words(key)} {text}" for key, text in texts.items())
             which = "eval" if name == "eval" else f"eval {name}"
             self._write(f"{which} at step {step}  {values}  ({duration(seconds)})")
@@ -168,10 +173,9 @@ class Console:
         if self._main and self._kind is not None:
             main = self._kind.main[0]
             lines.append((main.label, metric_text(main.name, self._main[-1]), self._main))
-        lines += [
-            (f"eval {words(name)}", eval_text(evaluations), [measured.value for measured in evaluations.measured])
-            for name, evaluations in self._evals.items()
-        ]
+        if (evaluations := self._evals.get(self._headline)) is not None:
+            values = [measured.value for measured in evaluations.measured]
+            lines.append((f"eval {words(self._headline)}", eval_text(evaluations), values))
         return [(name, value, sparkline(values, 16, blocks)) for name, value, values in lines]
 
     def _print(self, rows: RenderableType) -> None:
