@@ -135,6 +135,23 @@ def test_a_policy_that_broke_is_not_told_to_look_for_easier_data() -> None:
         assert "easier data" in said(rare) and "learning_rate" not in said(rare)
 
 
+def test_a_policy_that_broke_is_sent_back_to_the_model_that_evaluated_best() -> None:
+    """`best/` is the best of what was trained: where the start was better, it may be as broken as the last."""
+    steps = history(8, lambda step: 0.4 if step == 1 else 0.0, uniform_groups=1.0)
+
+    def said(*accuracies: float) -> str:
+        evals = [EvalRecord(3 * look, "eval", {"accuracy": value}, 1.0) for look, value in enumerate(accuracies)]
+        return next(found.remedy for found in findings(steps, evals=evals) if found.name == "no reward signal")
+
+    assert "begin again from best/" in said(0.1, 0.2, 0.0)
+    for evals in ((0.2, 0.0, 0.0), (0.0, 0.0), ()):
+        assert "begin again from the model it began with" in said(*evals)
+
+
+def test_steps_that_nothing_scored_are_not_blamed_on_the_data() -> None:
+    assert names(history(12, math.nan, {"unscorable": 100}, uniform_groups=1.0)) == {"unscorable completions"}
+
+
 def test_no_signal_is_not_reported_as_flat_too() -> None:
     assert names(history(30, 0.0, uniform_groups=1.0)) == {"no reward signal"}
 

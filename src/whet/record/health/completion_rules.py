@@ -169,7 +169,7 @@ MOSTLY = 0.8  # of the groups: where all are right, so many agree at least
 )
 def _no_signal(history: History) -> HealthFinding | None:
     uniform = history.metric("uniform_groups")
-    if len(uniform) < RECENT or min(uniform) < 0.999:
+    if len(uniform) < RECENT or min(uniform) < 0.999 or not history.scores:  # without a score it is about the scorer
         return None
     evidence = f"All groups of the last {RECENT} steps scored alike (mean {number(history.score)})"
     larger = (history.higher("batch.group_size"), history.warmer())
@@ -200,7 +200,7 @@ def _no_signal(history: History) -> HealthFinding | None:
         evidence += f", after up to {number(earned)} before"
         cause = "the policy no longer does what it could do: updates were too large, unless the later data is harder"
         return problem(
-            evidence, cause, history.lower("optimizer.learning_rate"), "begin again from the best checkpoint"
+            evidence, cause, history.lower("optimizer.learning_rate"), f"begin again from {history.best_model}"
         )
     if history.score <= FAILED:
         cause = "every completion is wrong, so there is nothing to learn from"

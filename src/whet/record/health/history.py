@@ -249,6 +249,12 @@ class History:
             return None
         return SettingAdvice(setting, value, f"give {setting}={value}", is_exact=True)
 
+    @property
+    def best_model(self) -> str:
+        """The model that evaluated best, in words: where no later one is better than the first, `best/` is not it."""
+        best = self.evaluations.best
+        return "best/" if best is not None and best.step else "the model it began with"
+
     def tie(self) -> SettingAdvice | None:
         """Advice to hold the policy closer to its reference."""
         if self.knows_settings and "objective.kl.beta" not in self.settings:
