@@ -183,6 +183,24 @@ def test_a_higher_rate_is_advised_only_where_nothing_speaks_against_it() -> None
     assert harmful["evaluation fell"] == ["3e-07"]
 
 
+def test_a_policy_that_the_first_update_broke_is_found_though_its_reward_falls_no_further() -> None:
+    """Its greedy answers may be right as often as before, and no later step shows a trend."""
+    noise = random.Random(0)
+    values = [0.1 + noise.gauss(0, 0.06) for _ in range(30)]
+
+    def broken(first: float, learns: float = 0.0) -> list[str]:
+        steps = history(30, lambda step: first if step == 1 else values[step - 1] + learns * step)
+        return [
+            f"{found.evidence}; {found.remedy}"
+            for found in findings(steps, settings={"optimizer.learning_rate": 0.003})
+            if found.name == "falling reward"
+        ]
+
+    (found,) = broken(0.41)
+    assert "from 0.410 in the first step to 0.1" in found and "lower optimizer.learning_rate from 0.003" in found
+    assert not broken(0.22) and not broken(0.15) and not broken(0.41, learns=0.01)
+
+
 def test_falling_reward_is_called_falling() -> None:
     (sentence,) = diagnosis(history(24, lambda step: 0.8 - 0.02 * step))
     assert "fell" in sentence and "lower optimizer.learning_rate" in sentence

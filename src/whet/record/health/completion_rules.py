@@ -9,6 +9,7 @@ from whet.record.health.episode_rules import LIMITS
 from whet.record.health.finding import HealthFinding, note, problem
 from whet.record.health.health_rule import health_rule
 from whet.record.health.history import (
+    EARNED,
     FAILED,
     LASTING,
     RECENT,
@@ -153,7 +154,6 @@ def _repetition(history: History) -> HealthFinding | None:
 LENGTH_RULES = (_truncation, _collapse, _blow_up, _repetition)
 
 FEWEST_IN_GROUP, FEWEST_IN_STEP = 4, 16  # completions
-EARNED = 0.2  # mean score of a step that no accident explains
 LOST = 0.05  # of the score, at least
 MOSTLY = 0.8  # of the groups: where all are right, so many agree at least
 
