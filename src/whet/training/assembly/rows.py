@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
+from whet.data.benchmarks import bare_question
 from whet.data.prompts import renamed, with_system_prompt
 from whet.data.rows import BadRow, Row
 from whet.data.sections import DataSection
@@ -96,14 +97,15 @@ def overlap_facts(train: Sequence[Any], evaluation: Sequence[Any]) -> dict[str, 
 
 
 def prompt_words(value: Any) -> tuple[str, ...]:
-    """The words of a prompt, or of a row's; two that differ in white space alone are the same. A row without a word is
-    a task of its environment, and has its name."""
+    """The words of a prompt, or of a row's, by which two are the same: white space does not count, nor whether it is
+    plain text or a message, nor the sentence on a benchmark's form of an answer. A row without a word is a task of its
+    environment, and has its name."""
     prompt: Prompt = getattr(value, "prompt", value)
     plain = prompt.text or ""
     if not (any(str(message["content"]).strip() for message in prompt.messages) or plain.strip()):
         return (prompt.id,)
-    texts = (plain, *(f"{message['role']} {message['content']}" for message in prompt.messages))
-    return tuple(" ".join(texts).split())
+    texts = (plain, *(str(message["content"]) for message in prompt.messages))
+    return tuple(" ".join(map(bare_question, texts)).split())
 
 
 def task_rows(config: PreferenceConfig | RewardModelConfig, write: Read) -> tuple[list[Any], list[Any]]:
