@@ -69,6 +69,16 @@ def test_a_run_of_less_than_a_second_says_where_its_time_went() -> None:
     assert "time" in stream.getvalue() and "8,400 per second" in stream.getvalue()
 
 
+def test_a_run_without_an_evaluation_says_what_would_make_one() -> None:
+    def said(prompts: int) -> str:
+        stream = io.StringIO()
+        nothing = {**CLOSING, "before": {}, "after": {}, "settings": {"eval.prompts": prompts}}
+        Console(stream).finished(nothing)
+        return next(line for line in stream.getvalue().splitlines() if "not evaluated" in line)
+
+    assert "give eval.source" in said(200) and said(0).endswith("eval.prompts is 0")
+
+
 def test_pipe_gets_plain_lines() -> None:
     stream = io.StringIO()
     watch(Console(stream, seconds_between_lines=0))

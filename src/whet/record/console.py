@@ -47,6 +47,7 @@ from whet.types import Prompt, Sample, StepReport
 WIDTH = 80
 STEPS_FOR_ETA = 20
 NOT_EVALUATED = "not evaluated: no held-out rows; give eval.source (`whet data split` makes them)"
+SWITCHED_OFF = "not evaluated: eval.prompts is 0"
 NamedCell = tuple[str, RenderableType]
 
 
@@ -264,7 +265,8 @@ def closing(summary: Mapping[str, Any], unicode: bool = True) -> RenderableType:
     if best:
         rows.append(("evaluation", Text(best, style="bold")))
     elif not before and not after and summary.get("total_steps"):
-        rows.append(("evaluation", Text(NOT_EVALUATED)))
+        is_off = (summary.get("settings") or {}).get("eval.prompts") == 0
+        rows.append(("evaluation", Text(SWITCHED_OFF if is_off else NOT_EVALUATED)))
     seconds = dict(ordered(summary.get("seconds") or {}))
     total = sum(seconds.values())
     if total > 0:
