@@ -135,6 +135,20 @@ def test_streaming_sends_the_same_in_pieces(tokenizer):
     assert [*engine.requests[0].tokens, *ids] == engine.samples[0].tokens.tolist() and completion == len(ids)
 
 
+def test_a_stream_that_is_refused_has_the_status_it_would_have_without_one(tokenizer):
+    openai = pytest.importorskip("openai")
+    with serving(ScriptedEngine(tokenizer, adding), context=20) as address:
+        client = openai.OpenAI(base_url=f"{address}/v1", api_key=TOKEN, max_retries=0)
+        long = {"model": "scripted", "stream": True}
+        for ask_for in (
+            lambda: client.chat.completions.create(messages=[user("x" * 30)], **long),
+            lambda: client.completions.create(prompt="x" * 30, **long),
+            lambda: client.responses.create(input="x" * 30, **long),
+        ):
+            with pytest.raises(openai.BadRequestError, match="maximum context length"):
+                list(ask_for())
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_responses_api_is_the_same_conversation(tokenizer, stream):
     openai = pytest.importorskip("openai")
