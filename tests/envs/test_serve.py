@@ -344,6 +344,17 @@ def test_only_who_has_the_token_is_served(plain_server):
     body = {"messages": [user("x")]}
     for token in ("", "wrong", TOKEN + "x"):
         for path, sent in ((CHAT, body), (GENERATE, {"token_ids": [3]}), ("/v1/models", None)):
+def test_a_body_that_breaks_off_is_no_error_of_the_server(plain_server, caplog):
+    host, port = plain_server.removeprefix("http://").split(":")
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {TOKEN}\r\n"
+    with socket.create_connection((host, int(port)), timeout=10) as raw:
+        raw.sendall((head + 'Content-Type: application/json\r\nContent-Length: 99\r\n\r\n{"mess').encode())
+        time.sleep(0.2)
+    time.sleep(0.3)
+    assert ask(plain_server, CHAT, {"messages": [user("x")]})[0] == 200
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
             status, answer = ask(plain_server, path, sent, token=token)
             assert status == 401 and answer["error"]["code"] == "invalid_token"
     assert ask(plain_server, "/v1/models")[0] == 200
