@@ -190,6 +190,7 @@ def test_what_a_response_cannot_be_is_refused(plain_server):
         ({"input": [{"type": "computer_call"}]}, "is of type 'computer_call'"),
         ({"text": {"format": {"type": "json_schema"}}}, "cannot be enforced"),
         ({"tools": [{"type": "web_search"}]}, "only tools of type function"),
+        ({"tools": 5}, "tools is no list"),
         ({"background": True}, "background"),
     ):
         status, answer = ask(plain_server, "/v1/responses", {"input": "a", **change})
