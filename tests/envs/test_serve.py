@@ -210,6 +210,9 @@ def test_a_text_is_completed(tokenizer):
             part.choices[0].text for part in client.completions.create(model="scripted", prompt="Once", stream=True)
         ]
         assert "".join(pieces) == " and so on; END of it"
+        counted = {"stream": True, "stream_options": {"include_usage": True}}
+        *_, last = client.completions.create(model="scripted", prompt="Once", **counted)
+        assert not last.choices and last.usage.total_tokens == len(engine.samples[-1].tokens)
         for asked in (True, False):
             _, answer = ask(address, "/v1/completions", {"prompt": "Once", "return_token_ids": asked})
             assert ("token_ids" in answer["choices"][0]) is asked
@@ -341,10 +344,6 @@ def test_long_bodies_are_refused_unread(plain_server):
     assert answer.startswith(b"HTTP/1.1 413")
 
 
-def test_only_who_has_the_token_is_served(plain_server):
-    body = {"messages": [user("x")]}
-    for token in ("", "wrong", TOKEN + "x"):
-        for path, sent in ((CHAT, body), (GENERATE, {"token_ids": [3]}), ("/v1/models", None)):
 def test_a_body_that_breaks_off_is_no_error_of_the_server(plain_server, caplog):
     host, port = plain_server.removeprefix("http://").split(":")
     head = f"POST {CHAT} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {TOKEN}\r\n"
@@ -356,6 +355,10 @@ def test_a_body_that_breaks_off_is_no_error_of_the_server(plain_server, caplog):
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
+def test_only_who_has_the_token_is_served(plain_server):
+    body = {"messages": [user("x")]}
+    for token in ("", "wrong", TOKEN + "x"):
+        for path, sent in ((CHAT, body), (GENERATE, {"token_ids": [3]}), ("/v1/models", None)):
             status, answer = ask(plain_server, path, sent, token=token)
             assert status == 401 and answer["error"]["code"] == "invalid_token"
     assert ask(plain_server, "/v1/models")[0] == 200
