@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import socket
 import threading
@@ -419,6 +420,25 @@ def test_a_client_that_goes_away_is_dropped_and_others_are_served(tokenizer):
         assert ask(address, CHAT, {"messages": [user("second")]})[0] == 200
         assert open_ones[0].recv(15) == b"HTTP/1.1 200 OK"
     assert not any("never" in tokenizer.decode(request.tokens) for request in engine.requests)
+
+
+def test_a_client_that_leaves_its_stream_leaves_no_task_behind(tokenizer, caplog, monkeypatch):
+    monkeypatch.setattr("whet.envs.serve.endpoint.KEEP_ALIVE", 0.2)
+    gate = threading.Event()
+    waiting = ScriptedEngine(tokenizer, lambda prompt, request: "done" if gate.wait(10) else "late")
+    with serving(waiting) as address:
+        host, port = address.removeprefix("http://").split(":")
+        body = json.dumps({"messages": [user("x")], "stream": True}).encode()
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {TOKEN}\r\n"
+        with socket.create_connection((host, int(port)), timeout=10) as raw:
+            length = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            raw.sendall((head + length).encode() + body)
+            assert raw.recv(15) == b"HTTP/1.1 200 OK"  # with the first sign that it is still being written
+        time.sleep(0.3)
+        gate.set()
+        assert ask(address, CHAT, {"messages": [user("y")]})[0] == 200
+        gc.collect()
+    assert not [message for message in caplog.messages if "Task was destroyed" in message]
 
 
 def test_waiting_requests_are_bounded(tokenizer, monkeypatch):

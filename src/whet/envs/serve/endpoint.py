@@ -11,6 +11,7 @@ import hashlib
 import hmac
 import json
 import threading
+from asyncio import FIRST_COMPLETED
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
@@ -240,9 +241,11 @@ async def _streamed(
             fresh = [] if pieces.empty() else [pieces.get_nowait()]
             if not fresh:
                 more = asyncio.ensure_future(pieces.get())
-                done, _ = await asyncio.wait((waiting, more), timeout=KEEP_ALIVE, return_when=asyncio.FIRST_COMPLETED)
+                try:
+                    done, _ = await asyncio.wait((waiting, more), timeout=KEEP_ALIVE, return_when=FIRST_COMPLETED)
+                finally:
+                    more.cancel()  # also where the client goes away meanwhile
                 fresh = [more.result()] if more in done else []
-                more.cancel()
                 if not done:
                     has_begun = True
                     yield ": still writing\n\n"
@@ -270,7 +273,7 @@ async def _awaited(request: Any, job: Job) -> Any:
     waiting = asyncio.wrap_future(job.future)
     leaving = asyncio.ensure_future(_disconnected(request))
     try:
-        await asyncio.wait((waiting, leaving), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((waiting, leaving), return_when=FIRST_COMPLETED)
         if not waiting.done():
             _leave(job, waiting)
             raise BadCall("the client went away", status=499, code="client_closed_request")
