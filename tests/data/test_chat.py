@@ -258,7 +258,27 @@ def test_many_demonstrations_are_tokenized_together_and_a_shared_prompt_is_writt
     monkeypatch.setattr(base, "__call__", counted("tokenized", base.__call__))
     pairs = [Demonstration(prompt, completion) for prompt in prompts for completion in ("five", "six")]
     assert len(tokens_of_demonstrations(built(), pairs)) == 2 * ROWS_TOGETHER
-    assert asked == {"written": 4 * ROWS_TOGETHER, "tokenized": 2}
+    assert asked == {"written": 4 * ROWS_TOGETHER + 1, "tokenized": 2}  # and once to see that users are heard
+
+
+def test_a_template_that_leaves_out_what_somebody_says_is_refused() -> None:
+    """A name that is not there, such as m.text, is nothing at all to Jinja: every prompt would be the same."""
+    deaf, rules = CHATML.replace("m.content", "m.text"), {"role": "system", "content": "be brief"}
+    no_system = CHATML.replace("in messages %}", "in messages if m.role != 'system' %}")
+    asked = [Prompt(name, (USER,)) for name in "ab"]
+    for template, prompts, role in ((deaf, asked, "user"), (no_system, [Prompt("s", (rules, USER))] * 2, "system")):
+        for write in (
+            lambda tokenizer, prompts=prompts: tokens_of_prompts(tokenizer, prompts),
+            lambda tokenizer, prompts=prompts: prompt_tokens(tokenizer, prompts[0]),
+            lambda tokenizer, prompts=prompts: tokens_of_demonstrations(
+                tokenizer, [Demonstration(prompt, "five") for prompt in prompts]
+            ),
+        ):
+            with pytest.raises(
+                WhetError, match=f"the chat template does not write what '{role}' says; .*chat_template"
+            ):
+                write(built(template))
+    assert tokens_of_prompts(built(no_system), asked)  # nobody spoke whom it leaves out
 
 
 def test_of_many_demonstrations_the_first_that_cannot_be_used_is_named() -> None:

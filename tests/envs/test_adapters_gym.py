@@ -186,6 +186,15 @@ class TestGymnasium:
         assert answer.messages[0]["content"].startswith("No action could be read (ValueError: ")
         assert environment.step(Completion("7", [], "")).reward == 0.5
 
+    def test_a_number_beyond_the_space_is_no_action_and_costs_no_episode(self):
+        env = self.lake(action=lambda written: int(written) if written else None)
+        env.start(prompt(1))
+        for written, read in (("99", "99"), ("", "None")):
+            answer = env.step(Completion(written))
+            assert answer.messages[0]["content"] == f"No action was read: {read} is not in Discrete(4)."
+            assert answer.counts == {"malformed_calls": 1} and not answer.done and answer.reward == 0.0
+        assert "(Right)" in env.step(Completion("2")).messages[0]["content"]
+
     def test_an_action_is_the_last_that_is_named(self):
         env = self.lake()
         env.start(prompt(1))

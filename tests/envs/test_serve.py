@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import socket
 import threading
@@ -135,6 +136,20 @@ def test_streaming_sends_the_same_in_pieces(tokenizer):
     assert [*engine.requests[0].tokens, *ids] == engine.samples[0].tokens.tolist() and completion == len(ids)
 
 
+def test_a_stream_that_is_refused_has_the_status_it_would_have_without_one(tokenizer):
+    openai = pytest.importorskip("openai")
+    with serving(ScriptedEngine(tokenizer, adding), context=20) as address:
+        client = openai.OpenAI(base_url=f"{address}/v1", api_key=TOKEN, max_retries=0)
+        long = {"model": "scripted", "stream": True}
+        for ask_for in (
+            lambda: client.chat.completions.create(messages=[user("x" * 30)], **long),
+            lambda: client.completions.create(prompt="x" * 30, **long),
+            lambda: client.responses.create(input="x" * 30, **long),
+        ):
+            with pytest.raises(openai.BadRequestError, match="maximum context length"):
+                list(ask_for())
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_responses_api_is_the_same_conversation(tokenizer, stream):
     openai = pytest.importorskip("openai")
@@ -176,6 +191,7 @@ def test_what_a_response_cannot_be_is_refused(plain_server):
         ({"input": [{"type": "computer_call"}]}, "is of type 'computer_call'"),
         ({"text": {"format": {"type": "json_schema"}}}, "cannot be enforced"),
         ({"tools": [{"type": "web_search"}]}, "only tools of type function"),
+        ({"tools": 5}, "tools is no list"),
         ({"background": True}, "background"),
     ):
         status, answer = ask(plain_server, "/v1/responses", {"input": "a", **change})
@@ -195,6 +211,9 @@ def test_a_text_is_completed(tokenizer):
             part.choices[0].text for part in client.completions.create(model="scripted", prompt="Once", stream=True)
         ]
         assert "".join(pieces) == " and so on; END of it"
+        counted = {"stream": True, "stream_options": {"include_usage": True}}
+        *_, last = client.completions.create(model="scripted", prompt="Once", **counted)
+        assert not last.choices and last.usage.total_tokens == len(engine.samples[-1].tokens)
         for asked in (True, False):
             _, answer = ask(address, "/v1/completions", {"prompt": "Once", "return_token_ids": asked})
             assert ("token_ids" in answer["choices"][0]) is asked
@@ -326,6 +345,17 @@ def test_long_bodies_are_refused_unread(plain_server):
     assert answer.startswith(b"HTTP/1.1 413")
 
 
+def test_a_body_that_breaks_off_is_no_error_of_the_server(plain_server, caplog):
+    host, port = plain_server.removeprefix("http://").split(":")
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {TOKEN}\r\n"
+    with socket.create_connection((host, int(port)), timeout=10) as raw:
+        raw.sendall((head + 'Content-Type: application/json\r\nContent-Length: 99\r\n\r\n{"mess').encode())
+        time.sleep(0.2)
+    time.sleep(0.3)
+    assert ask(plain_server, CHAT, {"messages": [user("x")]})[0] == 200
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 def test_only_who_has_the_token_is_served(plain_server):
     body = {"messages": [user("x")]}
     for token in ("", "wrong", TOKEN + "x"):
@@ -390,6 +420,25 @@ def test_a_client_that_goes_away_is_dropped_and_others_are_served(tokenizer):
         assert ask(address, CHAT, {"messages": [user("second")]})[0] == 200
         assert open_ones[0].recv(15) == b"HTTP/1.1 200 OK"
     assert not any("never" in tokenizer.decode(request.tokens) for request in engine.requests)
+
+
+def test_a_client_that_leaves_its_stream_leaves_no_task_behind(tokenizer, caplog, monkeypatch):
+    monkeypatch.setattr("whet.envs.serve.endpoint.KEEP_ALIVE", 0.2)
+    gate = threading.Event()
+    waiting = ScriptedEngine(tokenizer, lambda prompt, request: "done" if gate.wait(10) else "late")
+    with serving(waiting) as address:
+        host, port = address.removeprefix("http://").split(":")
+        body = json.dumps({"messages": [user("x")], "stream": True}).encode()
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {TOKEN}\r\n"
+        with socket.create_connection((host, int(port)), timeout=10) as raw:
+            length = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            raw.sendall((head + length).encode() + body)
+            assert raw.recv(15) == b"HTTP/1.1 200 OK"  # with the first sign that it is still being written
+        time.sleep(0.3)
+        gate.set()
+        assert ask(address, CHAT, {"messages": [user("y")]})[0] == 200
+        gc.collect()
+    assert not [message for message in caplog.messages if "Task was destroyed" in message]
 
 
 def test_waiting_requests_are_bounded(tokenizer, monkeypatch):

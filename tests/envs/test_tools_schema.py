@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
+from datetime import date
 from enum import IntEnum
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, NewType
 
 import pytest
 from hypothesis import given, settings
@@ -316,6 +317,54 @@ def test_an_enumeration_is_refused_with_what_to_write_instead() -> None:
 
     with pytest.raises(WhetError, match=r"a call cannot hold a Level; write Literal\[1, 2\]"):
         json_schema(set_level)
+
+
+class Pair(NamedTuple):
+    first: int
+    second: int
+
+
+Number = NewType("Number", int)
+
+
+@for_every(
+    [
+        (Level | None, r"a call cannot hold a Level; write Literal\[1, 2\]"),
+        (list[Level], "a call cannot hold a Level"),
+        (dict[str, list[date]], "a call cannot hold a date"),
+        (Pair, "a call cannot hold a Pair"),
+        (Number | None, "a call cannot hold a Number"),
+    ]
+)
+def test_a_type_that_json_cannot_hold_is_refused_at_any_depth(hint, line):
+    """The schema would say object, and every call would be an error or bring a dict."""
+
+    def put(what: str) -> str:
+        """Put it.
+
+        Args:
+            what: it.
+        """
+        return str(what)
+
+    put.__annotations__["what"] = hint
+    with pytest.raises(WhetError, match=line):
+        json_schema(put)
+
+
+def test_anything_may_stand_where_the_hint_says_so() -> None:
+    def put(value: Any, more: dict[str, Any]) -> str:
+        """Put it.
+
+        Args:
+            value: it.
+            more: by name.
+        """
+        return str(value)
+
+    schema = json_schema(put)
+    for value in (1, "x", None, [None, {"a": 1}]):
+        assert fitting(schema, {"value": value, "more": {"a": value}})[1] == ""
 
 
 def test_a_tuple_is_checked_item_by_item() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -69,6 +70,16 @@ def test_errors_of_prompts_and_draws_are_told_apart_where_both_are_known():
     rewards = summarized([[Attempt(0.5, 3, True)], [Attempt(2.5, 5, True)]])
     alone = EvalReport((ModelEval("runs/a", "task:sums", {"prompts": 2.0, "reward": 1.5}, rewards, 1.0),), {})
     assert "1.5" in eval_text(alone) and "standard error" not in eval_text(alone)
+
+
+def test_how_the_prompts_were_chosen_and_put_is_said_of_several_models_too():
+    plain = report(2, 9)
+    facts = [{"questions": "5 of 12, evenly spread", "left out": text} for text in ("1 unusable: too long (1)", "")]
+    evals = tuple(replace(each, facts=said) for each, said in zip(plain.evals, facts, strict=True))
+    text, page = (write(replace(plain, evals=evals)) for write in (eval_text, eval_page))
+    assert text.count("questions          5 of 12, evenly spread") == 1
+    assert "left out, <b>2     1 unusable: too long (1)" in text and "left out, <b>9" not in text
+    assert "questions: 5 of 12, evenly spread" in page
 
 
 def test_several_models_are_a_table_with_pairs():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import re
 import subprocess
@@ -68,6 +69,16 @@ def test_a_run_of_less_than_a_second_says_where_its_time_went() -> None:
     assert "time" in stream.getvalue() and "8,400 per second" in stream.getvalue()
 
 
+def test_a_run_without_an_evaluation_says_what_would_make_one() -> None:
+    def said(prompts: int) -> str:
+        stream = io.StringIO()
+        nothing = {**CLOSING, "before": {}, "after": {}, "settings": {"eval.prompts": prompts}}
+        Console(stream).finished(nothing)
+        return next(line for line in stream.getvalue().splitlines() if "not evaluated" in line)
+
+    assert "give eval.source" in said(200) and said(0).endswith("eval.prompts is 0")
+
+
 def test_pipe_gets_plain_lines() -> None:
     stream = io.StringIO()
     watch(Console(stream, seconds_between_lines=0))
@@ -94,6 +105,32 @@ def test_finding_is_told_once() -> None:
     stream = io.StringIO()
     watch(Console(stream), ("KL is 3: cause; fix.",))
     assert stream.getvalue().count("KL is 3") == 1
+
+
+def test_the_best_is_of_all_evaluations_though_the_kind_of_run_is_known_from_the_first_step_on() -> None:
+    stream = io.StringIO()
+    console = Console(stream)
+    console.started({**SUMMARY, "eval_size": 40})
+    for step, ordered in ((0, 0.5), (3, 0.125), (6, 0.125)):
+        if step:
+            console.stepped(StepReport(step, step - 1, {"rows": 8}, {}, {"chosen_logp": -9.0, "loss": 0.7}), [])
+        console.evaluated(step, "eval", {"pair_accuracy": ordered, "accuracy": 0.05}, 1.0)
+    best = "pair accuracy 12.5% (5.5-26.1), best 50.0% (35.2-64.8) at step 0"
+    assert stream.getvalue().count(best) == 2
+
+
+def test_an_evaluation_that_could_not_be_scored_is_never_the_best() -> None:
+    stream = io.StringIO()
+    console = Console(stream)
+    console.started(SUMMARY)
+    for step, reward in ((0, math.nan), (3, 0.5), (6, 0.25), (9, math.nan)):
+        console.evaluated(step, "eval", {"reward": reward}, 1.0)
+    assert re.findall("reward .*?(?=  )", stream.getvalue()) == [
+        "reward -",
+        "reward 0.500",
+        "reward 0.250, best 0.500 at step 3",
+        "reward -",
+    ]
 
 
 def test_stream_without_unicode_is_served() -> None:

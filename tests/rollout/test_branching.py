@@ -284,6 +284,23 @@ def test_a_state_without_a_twin_goes_on_alone_and_is_counted(tokenizer):
     assert notes.counts["failed_branches"] == 1 and "p#0: no branch: RuntimeError: not now" in notes.failures[0]
 
 
+@pytest.mark.parametrize(
+    ("fork", "said"), [(lambda self: self, "itself"), (lambda self: None, "None"), (lambda self: 7, "7")]
+)
+def test_a_fork_that_is_no_other_environment_is_told_in_one_line(tokenizer, fork, said):
+    """Branches that share one would both move it; one without any would end with its next turn."""
+    kind = type("Forking", (Counting,), {"fork": fork})
+    with pytest.raises(WhetError, match=f"Forking: its fork returned {said}; expected another Forking in the same"):
+        play(tokenizer, kind, Branching("turns", leaves=2))
+
+
+def test_a_fork_that_is_async_is_refused_before_training():
+    class Awaited(Counting):
+        async def fork(self): ...
+
+    assert "its fork is async; write it without async" in why_not(Awaited())
+
+
 def test_a_branch_that_fails_costs_itself_alone(tokenizer):
     class Fragile(Counting):
         def step(self, completion):

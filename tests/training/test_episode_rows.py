@@ -217,6 +217,7 @@ def test_roles_have_a_running_mean_each_that_a_checkpoint_keeps(here, monkeypatc
             ("rloo_tree", "--tool", "calculator", "--set", "env.branch_chance=1"),
             "branch_chance has no effect with branching=turns; give branching=entropy",
         ),
+        (("rloo_tree", "--tool", "calculator", "--set", "env.max_turns=1"), "nothing branches behind a last turn"),
         (("grpo_process", "--reward", "exact_answer"), "or an environment that rewards turns"),
     ]
 )

@@ -11,6 +11,7 @@ import pytest
 
 import whet
 from tests.training.test_run import Adding, Diary, Weights, command, saved_steps, timeless
+from whet.data.benchmarks import REASON
 from whet.data.seeds import seed_prompts
 from whet.model.checkpoint import load_checkpoint
 from whet.model.run_models import about_model, complete_checkpoints
@@ -273,13 +274,15 @@ def test_runs_that_ended_early_are_compared_listed_and_told(tmp_path, capsys) ->
 
 
 def test_impossible_values_get_one_line(monkeypatch, capsys, tmp_path) -> None:
+    no_prompts = ["--set", "eval.stop_after=2", "--set", "eval.prompts=0"]
     for words, message in (
         (["--hours", "0"], "invalid value for '--hours': Input should be greater than or equal to 0.001"),
         (["--hours", "nan"], "invalid value for '--hours'"),
         (["--set", "hours=-1"], "hours is -1"),
         (["--set", "eval.stop_after=-1"], "eval.stop_after is -1"),
         (["--set", "eval.stop_after=2", "--set", "eval.every=0"], "eval.stop_after has no effect"),
-        (["--set", "eval.stop_after=2", "--set", "eval.prompts=0"], "eval.stop_after has no effect"),
+        (no_prompts, "eval.stop_after has no effect"),
+        (["--data", "t.jsonl", *no_prompts, "--set", "eval.source=e.jsonl"], "eval.stop_after has no effect"),
     ):
         code, error = command(monkeypatch, capsys, "train", "grpo", "--folder", str(tmp_path / "run"), *words)
         assert code != 0 and message in " ".join(error.split()), (words, error)
@@ -302,6 +305,10 @@ def test_eval_prompts_that_are_trained_on_are_counted(tmp_path) -> None:
         "2 of 3 eval prompts are also trained on; "
     )
     assert overlap("reinforce", rows, seen[1:2], reward={"parts": [{"reward": "exact_answer"}]}) == ""
+    # the same question in another form: as a message, and as a benchmark puts it to a chat model
+    forms = [f"{row['prompt']}{end}" for row, end in zip(rows, ("", f"\n{REASON}"), strict=False)]
+    asked = [{"messages": [{"role": "user", "content": form}], "answer": "1"} for form in forms]
+    assert overlap("reinforce", rows, asked, reward={"parts": [{"reward": "exact_answer"}]}).startswith("2 of 2 ")
     # tasks of an environment have no words of their own, and are told apart by their names
     tasks = [seed_prompts("100", 50, 0, split) for split in ("train", "eval")]
     assert overlap_facts(*tasks) == {} and "1 of 1" in overlap_facts(tasks[0], tasks[0][:1])["overlap"]

@@ -15,6 +15,7 @@ from tests.support.told_apart import told_apart
 from whet.data.cursor import Cursor
 from whet.model import shared_prefix_attention
 from whet.model.causal_lm import CausalLM, causal_lm
+from whet.model.reference import CopiedReference
 from whet.objective import PRESETS, step_totals, with_changes
 from whet.record.metrics.timer import PhaseTimer
 from whet.rollout.collect import PromptDataset, RewardContext, RolloutCollector, RolloutSpec
@@ -952,6 +953,25 @@ def test_updates_without_any_signal_are_counted_and_said(model, caplog):
     assert all(torch.equal(before[name], parameter) for name, parameter in model.named_parameters())
     assert [line.split(":")[0] for line in caplog.messages if "gradient was 0" in line] == ["step 2"]  # said once
     trainer.restore(trainer.state(), {})  # as from shards, where no update has made a moment yet
+
+
+@pytest.mark.parametrize(("kl", "updates"), [("k3", 1), ("k3", 2), ("abs", 3), ("full", 1), ("full", 2)])
+def test_a_reference_that_the_policy_has_not_left_is_no_signal(model, kl, updates, monkeypatch):
+    """Rows of an update are packed otherwise than those of the step; rounding must not pass for a distance."""
+
+    def rounded(lm, batch, *arguments):
+        scores = token_scores(lm, batch, *arguments)
+        noise = 1e-6 if updates > 1 and batch.num_sequences == 12 else 0.0
+        return replace(scores, logp=torch.where(batch.action, scores.logp + noise, scores.logp))
+
+    monkeypatch.setattr(rl_trainer, "token_scores", rounded)
+    policy = model.float()
+    trainer = trainer_of(policy, updates, {"kl": kl}, reference=CopiedReference(causal_lm(policy)))
+    trainer._collector._reward_at = lambda progress: RewardContext(no_difference)
+    before = weights(policy)
+    idle = [trainer.step(number, PhaseTimer())[0] for number in (1, 2)]
+    assert [step.metrics["skipped_updates"] for step in idle] == [updates, updates]
+    assert all(torch.equal(before[name], parameter) for name, parameter in policy.named_parameters())
 
 
 @pytest.mark.parametrize("switch", ["no_grad", "inference_mode"])

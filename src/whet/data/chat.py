@@ -71,7 +71,7 @@ def _writes_text(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 def _opened(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, *, tokenize: bool) -> Any:
     """A conversation up to where the completion begins, as text or tokens."""
-    _require_own_tools(tokenizer, prompt)
+    _require_written(tokenizer, prompt)
     return templated(tokenizer, prompt.messages, prompt.id, open_completion=True, tokenize=tokenize, tools=prompt.tools)
 
 
@@ -119,7 +119,7 @@ def _demonstrated_together(
         return [demonstration_tokens(tokenizer, row, every_completion=every_completion) for row in demonstrations]
     prompts = {id(row.prompt): row.prompt for row in conversations}
     for prompt in prompts.values():
-        _require_own_tools(tokenizer, prompt)
+        _require_written(tokenizer, prompt)
     frames = {key: _frame(tokenizer, prompt.messages, prompt.id, prompt.tools) for key, prompt in prompts.items()}
     turns = [_last_turn(tokenizer, row, frames[id(row.prompt)]) for row in conversations]
     texts = [frame.opening for frame in frames.values()] + [turn.opening + turn.completion for turn in turns]
@@ -219,8 +219,16 @@ def _earlier_completions(
     return spans
 
 
-def _require_own_tools(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> None:
-    """`_require_tool_support` of what stands before a completion."""
+def _require_written(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> None:
+    """Refuse a template that would drop in silence what stands before a completion: what somebody says, or tools."""
+    roles = tuple(message["role"] for message in prompt.messages)
+    if "tool" not in roles and _writes_text(tokenizer):
+        for role in _unheard(tokenizer, str(tokenizer.chat_template), roles):
+            raise BadRow(
+                f"prompt {prompt.id!r}: the chat template does not write what {role!r} says; expected one that writes "
+                "every turn; give one with model.chat_template=FILE, or put the words into another turn",
+                f"the chat template does not write what {role!r} says",
+            )
     if prompt.tools or any(message["role"] == "tool" or message.get("tool_calls") for message in prompt.messages):
         _require_tool_support(tokenizer, prompt.messages, prompt)
 
@@ -242,6 +250,19 @@ def _require_tool_support(tokenizer: PreTrainedTokenizerBase, messages: Sequence
                 "use a model that was trained with tools, or give one with model.chat_template=FILE",
                 f"the chat template does not write {name}",
             )
+
+
+@lru_cache(maxsize=64)
+def _unheard(tokenizer: PreTrainedTokenizerBase, template: str, roles: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of system, developer and user whose words the template leaves out; `template` and roles decide."""
+    words = [f"{PROBE}{place}end" for place in range(len(roles))]
+    try:
+        messages = [{"role": role, "content": text} for role, text in zip(roles, words, strict=True)]
+        written = templated(tokenizer, messages, "")
+    except WhetError:  # the conversation itself is refused, in its own words
+        return ()
+    missing = (role for role, text in zip(roles, words, strict=True) if text not in written)
+    return tuple(role for role in missing if role != "assistant")
 
 
 def _frame(

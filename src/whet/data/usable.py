@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from whet.data.rows import BadRow, Row
 from whet.types import WhetError
@@ -27,6 +27,7 @@ class Usable(list[Value]):
         self.left_out = Counter(getattr(values, "left_out", {})) + Counter(left_out or {})
         self.notes = notes or getattr(values, "notes", "")
         self.places: list[str] = []  # file and line of each value, where a row became one value
+        self.total: int = getattr(values, "total", 0)  # values that these were chosen of; 0: these are all
 
 
 def usable(rows: Sequence[Row], read: Callable[[Sequence[Row]], list[Value]], drop: bool = False) -> Usable[Value]:
@@ -60,7 +61,28 @@ def without(values: Sequence[Value], numbers: Sequence[int], left_out: Mapping[s
     remaining = Usable([values[number] for number in numbers], before + Counter(left_out), getattr(values, "notes", ""))
     places = getattr(values, "places", [])
     remaining.places = [places[number] for number in numbers] if places else []
+    remaining.total = getattr(values, "total", 0)
     return remaining
+
+
+def evenly(values: Sequence[Value], count: int) -> Usable[Value]:
+    """At most `count` of the values, at equal distances: the first ones of a file may all be of one kind."""
+    count = min(count, len(values))
+    chosen = without(values, [number * len(values) // count for number in range(count)], {})
+    chosen.total = chosen.total or (len(values) if count < len(values) else 0)
+    return chosen
+
+
+def count_words(values: Sequence[Any], count: int | None = None) -> str:
+    """How many there are, or `count` of them that fit, and of how many they were chosen: `200 of 1,319`."""
+    total, count = getattr(values, "total", 0), len(values) if count is None else count
+    return f"{count} of {total:,}" if total else str(count)
+
+
+def chosen_facts(values: Sequence[Any]) -> dict[str, str]:
+    """That an evaluation asks only some of the questions; empty where it asks all."""
+    total = getattr(values, "total", 0)
+    return {"questions": f"{count_words(values)}, evenly spread; eval.prompts={total} asks all"} if total else {}
 
 
 def left_out_words(left_out: Mapping[str, int]) -> str:

@@ -388,7 +388,8 @@ def _chunk(
         with torch.no_grad():
             reference = head.logits(head.details.reference, others, support).log_softmax(-1)
         gap = (logp - reference).masked_fill(logp == float("-inf"), 0.0)
-        divergence = (logp.exp() * gap).sum(-1)
+        # the 1 in its derivative log p - log q + 1 sums to 0, and would leave rounding where both are equal
+        divergence = (logp.exp() * gap.detach()).sum(-1)
     if taught is not None and head.details.distillation is not None:
         distance = _distance(head.details.distillation, whole, taught, taught_logp)
     return scored, entropy, top, chose_top, divergence, distance

@@ -96,6 +96,8 @@ def eval_text(report: EvalReport) -> str:
     for task in report.tasks:
         evals = report.of(task)
         blocks.append(f"{task}: {evals_summary(evals)}")
+        if facts := shared_facts(evals):
+            blocks.append("\n".join(f"{name:18} {text}" for name, text in facts))
         blocks.append("\n".join(aligned(model_table(evals))))
         for name, table in curve_tables(evals).items():
             blocks.append("\n".join([name, *aligned(table)]))
@@ -115,6 +117,17 @@ def evals_summary(evals: Sequence[ModelEval]) -> str:
         f"{count_of(first.summary.prompts, 'prompt')}, {count_of(first.summary.samples, 'completion')} each, {how}; "
         "95% intervals over the prompts"
     )
+
+
+def shared_facts(evals: Sequence[ModelEval]) -> list[tuple[str, str]]:
+    """How the prompts were chosen, put and answered; where models differ in that, it is said of each."""
+    names = short_names([evaluation.model for evaluation in evals])
+    lines = []
+    for fact in dict.fromkeys(name for evaluation in evals for name in evaluation.facts):
+        texts = [evaluation.facts.get(fact, "") for evaluation in evals]
+        several = [(f"{fact}, {name}", text) for name, text in zip(names, texts, strict=True) if text]
+        lines += several if len(set(texts)) > 1 else [(fact, texts[0])]
+    return lines
 
 
 def model_lines(evaluation: ModelEval) -> list[tuple[str, str]]:
@@ -316,7 +329,7 @@ def _section(report: EvalReport, task: str) -> dict[str, object]:
     ]
     return {
         "title": task,
-        "about": evals_summary(evals),
+        "about": "; ".join([evals_summary(evals), *(f"{name}: {text}" for name, text in shared_facts(evals))]),
         "figures": _figures(evals),
         "tables": [
             ("", _table(model_table(evals))),

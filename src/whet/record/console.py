@@ -47,6 +47,7 @@ from whet.types import Prompt, Sample, StepReport
 WIDTH = 80
 STEPS_FOR_ETA = 20
 NOT_EVALUATED = "not evaluated: no held-out rows; give eval.source (`whet data split` makes them)"
+SWITCHED_OFF = "not evaluated: eval.prompts is 0"
 NamedCell = tuple[str, RenderableType]
 
 
@@ -66,7 +67,8 @@ class Console:
         self._report: StepReport | None = None
         self._kind: RunKind | None = None
         self._main: list[float] = []
-        self._evals: dict[str, Evaluations] = {}
+        self._evals: dict[str, Evaluations] = {}  # by metric
+        self._headline = ""  # the metric that leads
         self._eval_size = 0
         self._intervals: deque[float] = deque(maxlen=STEPS_FOR_ETA)
         self._stepped_at = time.monotonic()
@@ -86,7 +88,7 @@ class Console:
         self._eval_size = int(summary.get("eval_size") or 0)
         earlier = best_measurement(summary)
         if earlier is not None:  # of a run that is resumed
-            self._evals[earlier.metric] = Evaluations((earlier,))
+            self._evals[earlier.metric], self._headline = Evaluations((earlier,)), earlier.metric
         self._stepped_at = time.monotonic()
         self._ends_at = self._stepped_at + 3600 * float(summary.get("hours") or math.inf)
         self._print(header(summary))
@@ -122,11 +124,15 @@ class Console:
         main = headline(metrics, self._kind.evals if self._kind is not None else ())
         if main is None:
             return
-        newest = Measurement(step, main, float(result[main]), self._eval_size)
-        evaluations = Evaluations((*self._evals.get(main, Evaluations()).measured, newest))
-        self._evals[main] = evaluations
+        for key, value in metrics.items():  # the kind of run, and so the headline, is not known before the first step
+            if math.isfinite(value):
+                newest = Measurement(step, key, float(value), self._eval_size)
+                self._evals[key] = Evaluations((*self._evals.get(key, Evaluations()).measured, newest))
+        self._headline = main
         if self._live is None:
-            texts = {key: metric_text(key, value) for key, value in metrics.items()} | {main: eval_text(evaluations)}
+            texts = {key: metric_text(key, value) for key, value in metrics.items()}
+            if math.isfinite(metrics[main]):
+                texts[main] = eval_text(self._evals[main])
             values = "  ".join(f"{words(key)} {text}" for key, text in texts.items())
             which = "eval" if name == "eval" else f"eval {name}"
             self._write(f"{which} at step {step}  {values}  ({duration(seconds)})")
@@ -168,10 +174,9 @@ class Console:
         if self._main and self._kind is not None:
             main = self._kind.main[0]
             lines.append((main.label, metric_text(main.name, self._main[-1]), self._main))
-        lines += [
-            (f"eval {words(name)}", eval_text(evaluations), [measured.value for measured in evaluations.measured])
-            for name, evaluations in self._evals.items()
-        ]
+        if (evaluations := self._evals.get(self._headline)) is not None:
+            values = [measured.value for measured in evaluations.measured]
+            lines.append((f"eval {words(self._headline)}", eval_text(evaluations), values))
         return [(name, value, sparkline(values, 16, blocks)) for name, value, values in lines]
 
     def _print(self, rows: RenderableType) -> None:
@@ -260,7 +265,8 @@ def closing(summary: Mapping[str, Any], unicode: bool = True) -> RenderableType:
     if best:
         rows.append(("evaluation", Text(best, style="bold")))
     elif not before and not after and summary.get("total_steps"):
-        rows.append(("evaluation", Text(NOT_EVALUATED)))
+        is_off = (summary.get("settings") or {}).get("eval.prompts") == 0
+        rows.append(("evaluation", Text(SWITCHED_OFF if is_off else NOT_EVALUATED)))
     seconds = dict(ordered(summary.get("seconds") or {}))
     total = sum(seconds.values())
     if total > 0:

@@ -19,6 +19,7 @@ from whet.protocols import Environment
 from whet.registry import error_text
 from whet.rollout.answers import step_result_of
 from whet.rollout.seed import request_seed
+from whet.settings.hostile import shown
 from whet.types import Completion, Prompt, StepResult, WhetError
 
 HOW = (
@@ -57,7 +58,10 @@ def why_not(environment: Environment) -> str:
     """Why episodes with this environment cannot branch; empty where they can."""
     if refusal := str(getattr(environment, "no_branches", "")):
         return refusal
-    if callable(getattr(environment, "fork", None)) or getattr(environment, "replays", False):
+    fork = getattr(environment, "fork", None)
+    if inspect.iscoroutinefunction(fork):
+        return "its fork is async; write it without async: it only copies what is there"
+    if callable(fork) or getattr(environment, "replays", False):
         return ""
     try:
         copy.deepcopy(environment)
@@ -70,6 +74,9 @@ def twin_of(environment: Environment) -> Environment:
     """A second environment in the same state, by its own `fork` or a deep copy."""
     fork = getattr(environment, "fork", None)
     made: Environment = fork() if callable(fork) else copy.deepcopy(environment)
+    if made is environment or not callable(getattr(made, "step", None)):
+        name, what = type(environment).__name__, "itself" if made is environment else shown(made)
+        raise WhetError(f"the environment {name}: its fork returned {what}; expected another {name} in the same state")
     return made
 
 

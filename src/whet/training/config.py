@@ -138,10 +138,11 @@ class RunConfig(Section):
         if not self.samples():
             idle |= dict.fromkeys(("sampling", "env", "reward", "sandbox"), _NOTHING_SAMPLED)
             idle |= dict.fromkeys(("scale.engines", "scale.reward_workers"), _NOTHING_SAMPLED)
-        if not self.eval.every or not (self.eval.prompts if self.data.parsed_source.is_generated else self.eval.source):
+        has_rows = self.data.parsed_source.is_generated or self.eval.source
+        if not self.eval.every or not self.eval.prompts or not has_rows:
             idle["eval.stop_after"] = (
-                "has no effect: nothing is evaluated during training; give eval.every and eval.source or eval.prompts, "
-                "or drop it"
+                "has no effect: nothing is evaluated during training; give eval.every, eval.prompts and, for a file, "
+                "eval.source, or drop it"
             )
         if not self.scale.reward_workers:
             idle["scale.reward_memory"] = "has no effect without scale.reward_workers; give some, or drop it"

@@ -400,6 +400,8 @@ class RLTrainer(Trainer):
         experts = _ExpertUse(self._routers, self._batch_section.routing_replay)
         for rows in self._minibatches(batch.num_sequences, number):
             minibatch = self._surveyed(objective, batch, rows, first=not updates)
+            if all(metrics.get("gradient_norm") == 0 for metrics in updates):
+                minibatch = self._before_moving(minibatch)
             totals = step_totals(minibatch, self._most_actions)
             try:
                 with self._divergence_reference() as reference, self._divergence_teacher() as teacher:
@@ -443,6 +445,16 @@ class RLTrainer(Trainer):
                 number,
             )
         return {"skipped_updates": float(skipped)} if skipped else {}
+
+    def _before_moving(self, batch: TokenBatch) -> TokenBatch:
+        """A part of the step that is read by the policy as it sampled. Where that still is the reference, the part is
+        read once more as it is packed: rounding would pass for a distance, and Adam would make a whole step of it."""
+        if batch.ref_logp is None or batch.old_logp is None or not torch.equal(batch.ref_logp, batch.old_logp):
+            return batch
+        tokens, temperature = self._batch_section.micro_batch_tokens, self._sampling.temperature
+        replay = batch.routed_experts if self._batch_section.routing_replay == "sampler" else None
+        logp = token_scores(self._models.policy, batch, temperature, tokens, self._ranks, replay).logp
+        return replace(batch, ref_logp=logp, old_logp=logp)
 
     def _untaught_count(self, batch: TokenBatch) -> dict[str, int]:
         """Samples that were left out because the teacher had nothing to read about them."""

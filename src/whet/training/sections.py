@@ -238,7 +238,12 @@ class EvalSection(Section):
         le=MOST_STEPS,
         description="evaluations in a row without a new best beyond noise after which the run ends, finished; 0: off",
     )
-    prompts: int = Field(200, ge=0, le=MOST_ROWS, description="prompts per evaluation; 0 switches evaluation off")
+    prompts: int = Field(
+        200,
+        ge=0,
+        le=MOST_ROWS,
+        description="prompts or rows per evaluation, evenly spread over a file; 0 switches evaluation off",
+    )
     by: str = Field("", description="column of the eval rows; each of its values gets a metric of its own")
 
 

@@ -135,6 +135,23 @@ def test_a_policy_that_broke_is_not_told_to_look_for_easier_data() -> None:
         assert "easier data" in said(rare) and "learning_rate" not in said(rare)
 
 
+def test_a_policy_that_broke_is_sent_back_to_the_model_that_evaluated_best() -> None:
+    """`best/` is the best of what was trained: where the start was better, it may be as broken as the last."""
+    steps = history(8, lambda step: 0.4 if step == 1 else 0.0, uniform_groups=1.0)
+
+    def said(*accuracies: float) -> str:
+        evals = [EvalRecord(3 * look, "eval", {"accuracy": value}, 1.0) for look, value in enumerate(accuracies)]
+        return next(found.remedy for found in findings(steps, evals=evals) if found.name == "no reward signal")
+
+    assert "begin again from best/" in said(0.1, 0.2, 0.0)
+    for evals in ((0.2, 0.0, 0.0), (0.0, 0.0), ()):
+        assert "begin again from the model it began with" in said(*evals)
+
+
+def test_steps_that_nothing_scored_are_not_blamed_on_the_data() -> None:
+    assert names(history(12, math.nan, {"unscorable": 100}, uniform_groups=1.0)) == {"unscorable completions"}
+
+
 def test_no_signal_is_not_reported_as_flat_too() -> None:
     assert names(history(30, 0.0, uniform_groups=1.0)) == {"no reward signal"}
 
@@ -164,6 +181,24 @@ def test_a_higher_rate_is_advised_only_where_nothing_speaks_against_it() -> None
     }
     assert all(float(value) < 1e-6 for values in harmful.values() for value in values), harmful
     assert harmful["evaluation fell"] == ["3e-07"]
+
+
+def test_a_policy_that_the_first_update_broke_is_found_though_its_reward_falls_no_further() -> None:
+    """Its greedy answers may be right as often as before, and no later step shows a trend."""
+    noise = random.Random(0)
+    values = [0.1 + noise.gauss(0, 0.06) for _ in range(30)]
+
+    def broken(first: float, learns: float = 0.0) -> list[str]:
+        steps = history(30, lambda step: first if step == 1 else values[step - 1] + learns * step)
+        return [
+            f"{found.evidence}; {found.remedy}"
+            for found in findings(steps, settings={"optimizer.learning_rate": 0.003})
+            if found.name == "falling reward"
+        ]
+
+    (found,) = broken(0.41)
+    assert "from 0.410 in the first step to 0.1" in found and "lower optimizer.learning_rate from 0.003" in found
+    assert not broken(0.22) and not broken(0.15) and not broken(0.41, learns=0.01)
 
 
 def test_falling_reward_is_called_falling() -> None:

@@ -36,6 +36,17 @@ def test_each_set_has_its_own_accuracy() -> None:
     assert found.tasks["hard"].value == 0 < found.tasks["hard"].high
 
 
+def test_a_part_of_a_sorted_file_has_rows_of_every_set() -> None:
+    """As the files of MATH are, by subject: its first 200 questions are all of algebra."""
+    sorted_rows = [rows()[0]] * 6 + [rows()[2]] * 4
+    settings = {"eval": {"by": "set", "prompts": 5}}
+    result = whet.evaluate("whetstone", sorted_rows, reward="exact_answer", settings=settings)
+    assert [each["answer"] for each in result.completions] == ["1 1 7 2 2"] * 3 + ["never"] * 2
+    assert result.facts["questions"] == "5 of 10, evenly spread; eval.prompts=10 asks all"
+    whole = whet.evaluate("whetstone", sorted_rows, reward="exact_answer", settings={"eval": {"prompts": 10}})
+    assert "questions" not in whole.facts
+
+
 def test_without_an_accuracy_each_set_has_its_own_reward() -> None:
     result = whet.evaluate("whetstone", rows(), reward=by_length, settings={"eval": {"by": "set"}})
     assert "accuracy" not in result.metrics

@@ -12,7 +12,8 @@ from tests.data.test_choices import ROWS, package, written
 from whet import api
 from whet.data.multiple_choice import CHOICES, choice_questions
 from whet.model.load import load_model
-from whet.tools.evaluation.likelihood import evenly, right_choice
+from whet.tools.evaluation.likelihood import measured_choices, right_choice
+from whet.tools.evaluation.measure import EvalPlan
 from whet.training.assembly.runtime import load_runtime
 from whet.training.completion_logp import choice_logp
 from whet.types import Prompt, WhetError
@@ -62,12 +63,10 @@ def test_verdicts_by_hand():
     assert right_choice(question, [-5.0, -5.0], by_length=False) == 0  # of equal ones the first
 
 
-def test_few_of_many_are_spread_evenly():
-    questions = [Prompt(str(number), (), "?") for number in range(10)]
-    assert [question.id for question in evenly(questions, 4)] == ["0", "2", "5", "7"]
-    assert evenly(questions, 99) == questions
+def test_no_question_is_no_evaluation(tmp_path):
+    source = f"piqa:{written(tmp_path, ROWS['piqa'])}"
     with pytest.raises(WhetError, match=r"eval\.prompts is 0"):
-        evenly(questions, 0)
+        measured_choices(config(source, eval={"source": source, "prompts": 0}), EvalPlan())
 
 
 def rows_of(count: int) -> list[dict[str, object]]:

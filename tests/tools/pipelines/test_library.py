@@ -343,3 +343,17 @@ def test_a_reward_model_without_held_out_pairs_is_trained_and_not_measured(tmp_p
     assert result["steps"] == 1 and "accuracy" not in result["metrics"] and "held-out" not in result["summary"]
     config = (tmp_path / "stage" / "run" / "config.toml").read_text()
     assert "seed = 7" in config and "nothing.jsonl" not in config
+
+
+def test_a_reward_model_is_measured_on_all_held_out_pairs_and_its_training_says_why_it_ended_early(tmp_path):
+    pairs, held_out = tmp_path / "pairs.jsonl", tmp_path / "held_out.jsonl"
+    for file, count in ((pairs, 4), (held_out, 205)):
+        row = {"chosen": "a", "rejected": "b"}
+        file.write_text("".join(json.dumps({"prompt": f"{file.stem} {at}", **row}) + "\n" for at in range(count)))
+    entry = RewardModelEntry(name="scorer", data=str(pairs), held_out=str(held_out), steps=400, train={"hours": 0.001})
+    (stage,) = compose(settings(model={"threads": 1}), [entry])
+    (tmp_path / "stage").mkdir()
+    result = stage.work(tmp_path / "stage", {})
+    assert "on 205 held-out pairs" in result["summary"]
+    assert '"size": 205' in (tmp_path / "stage" / "run" / "metrics.jsonl").read_text()
+    assert result["steps"] < 400 and "ended early: its budget of 0.001 hours is spent" in result["summary"]

@@ -212,6 +212,8 @@ def test_episodes_are_planned_at_their_longest_and_a_missing_environment_is_said
     assert "they have 83% of the tokens" in plan_text(tree)  # (1 + 2 + 4 x 3) / (6 x 3)
     chain = plan("grpo", **sizes, settings={"env": {"name": "gym", "settings": {"id": "x"}, "max_turns": 6}})
     assert chain.work.computed_share == 1 and chain.memory.of("rollout") > plan("grpo", **sizes).memory.of("rollout")
+    alone = plan("rloo_tree", **sizes, settings={"env": {**game["env"], "max_turns": 1}}).work
+    assert alone.group_size == one.work.group_size and alone.leaves == 1
     bound = plan("grpo", **sizes | {"model": "smollm2"}, settings={"env": {"name": "gym", "max_turns": 400}})
     assert bound.work.completion_tokens == bound.work.shape.context - 100
 

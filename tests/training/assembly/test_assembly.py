@@ -1,5 +1,7 @@
 """What each way of training needs, and what it says it optimises."""
 
+import json
+
 import pytest
 
 from whet.reward.mathematics.verifier import POOL
@@ -68,3 +70,33 @@ def test_what_rewards_can_begin_goes_on_while_the_model_is_read(monkeypatch):
             assemble(resolved("grpo", {"reward": reward}))
     processes = max(1, num_cores() // 4)
     assert begun == [processes, "model", processes, "model", "model"]
+
+
+ROWS = {
+    "sft": {"completion": "2"},
+    "dpo": {"chosen": "yes it is", "rejected": "no"},
+    "rm": {"chosen": "yes it is", "rejected": "no"},
+    "grpo": {"answer": "2"},
+}
+
+
+@pytest.mark.parametrize("method", ROWS)
+def test_an_evaluation_asks_as_many_rows_as_it_was_told_evenly_spread(method, tmp_path):
+    for name, start, count in (("train", 100, 8), ("held", 0, 12)):
+        rows = [{**ROWS[method], "prompt": f"1+{start + number}"} for number in range(count)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+    def built(prompts):
+        sections = {"data": {"source": str(tmp_path / "train.jsonl")}, "model": {"device": "cpu", "threads": 1}}
+        sections["eval"] = {"source": str(tmp_path / "held.jsonl"), "prompts": prompts}
+        reward = {"reward": {"parts": [{"reward": "exact_answer"}]}} if method == "grpo" else {}
+        return assemble(resolved(method, {**sections, **reward}))
+
+    some, whole, none = built(4), built(200), built(0)
+    assert "4 of 12 held out" in some.facts["data"] and "12 held out" in whole.facts["data"]
+    assert "held out" not in none.facts["data"]
+    measured = [assembly.trainer.evaluate() for assembly in (some, whole, none)]
+    assert measured[0] and measured[1] and not measured[2]
+    if method != "grpo":
+        assert measured[0] != measured[1]  # other rows
+    assert [assembly.eval_size for assembly in (some, whole, none)] == ([0, 0, 0] if method == "sft" else [4, 12, 0])

@@ -31,6 +31,7 @@ from whet.envs.adapters.shared import (
     text,
 )
 from whet.registry import error_text
+from whet.settings import hostile
 from whet.types import Completion, InitialObservation, Prompt, StepResult, WhetError, did_you_mean
 
 RENDER, JSON = "render", "json"
@@ -75,6 +76,9 @@ class StepEnvironment:
             if action
             else _action_of(getattr(env, "action_space", None), tuple(actions), self._name)
         )
+        space = getattr(env, "action_space", None)
+        # what another space contains is a matter of types too, and its environment may take more
+        self._numbers = space if type(space).__name__ == "Discrete" and hasattr(space, "contains") else None
         self._random: OwnRandom | None = None
 
     def start(self, prompt: Prompt) -> InitialObservation:
@@ -92,6 +96,8 @@ class StepEnvironment:
         """Play the action that the completion names; an unreadable one is answered with why, and earns 0."""
         try:
             chosen = self._action(str(completion))
+            if self._numbers is not None and not self._numbers.contains(chosen):
+                raise NoAction(f"No action was read: {hostile.shown(chosen)} is not in {self._numbers}.")
         except Exception as error:  # a function of the user's may fail on what the policy wrote: that is no action
             message = str(error) if isinstance(error, NoAction) else f"No action could be read ({error_text(error)})."
             return StepResult(_user(message), reward=0.0, counts={"malformed_calls": 1}, errors=(message,))

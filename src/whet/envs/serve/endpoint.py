@@ -11,7 +11,9 @@ import hashlib
 import hmac
 import json
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from asyncio import FIRST_COMPLETED
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -119,7 +121,8 @@ class HttpEndpoint:
 
         # followed from its first token on, however soon the engine begins
         job = self._queue.submit(record, call, hear)
-        return web.event_response(_streamed(job, pieces, name, api.events(call)))
+        events = _streamed(job, pieces, name, api.events(call))
+        return web.event_response(_begun(await anext(events), events))
 
     async def _complete(self, request: Any) -> Any:
         """What follows a text; or, with `prompt_logprobs`, the log-probabilities of given tokens."""
@@ -217,27 +220,43 @@ GENERATE = Api(wire.parse_generate, wire.generate_json, wire.ChatEvents)  # whic
 RESPONSES = Api(responses.parse_responses, responses.response_json, responses.ResponseEvents)
 
 
-async def _streamed(job: Job, pieces: asyncio.Queue[tuple[int, str]], model: str, events: Events) -> AsyncIterator[str]:
+async def _begun(first: str, rest: AsyncGenerator[str, None]) -> AsyncIterator[str]:
+    """A stream whose first event was waited for: a request that is refused gets a status, as without a stream."""
+    async with aclosing(rest):
+        yield first
+        async for event in rest:
+            yield event
+
+
+async def _streamed(
+    job: Job, pieces: asyncio.Queue[tuple[int, str]], model: str, events: Events
+) -> AsyncGenerator[str, None]:
     """Server-sent events: pieces while the completion is written, or a comment now and then, and its end."""
     waiting = asyncio.wrap_future(job.future)
     head = ServedCompletions(job.id, job.created, (), ())
-    is_whole = False
+    has_begun = is_whole = False
 
     try:
         while not waiting.done() or not pieces.empty():
             fresh = [] if pieces.empty() else [pieces.get_nowait()]
             if not fresh:
                 more = asyncio.ensure_future(pieces.get())
-                done, _ = await asyncio.wait((waiting, more), timeout=KEEP_ALIVE, return_when=asyncio.FIRST_COMPLETED)
+                try:
+                    done, _ = await asyncio.wait((waiting, more), timeout=KEEP_ALIVE, return_when=FIRST_COMPLETED)
+                finally:
+                    more.cancel()  # also where the client goes away meanwhile
                 fresh = [more.result()] if more in done else []
-                more.cancel()
                 if not done:
+                    has_begun = True
                     yield ": still writing\n\n"
             for event in (event for choice, text in fresh for event in events.piece(head, model, choice, text)):
+                has_begun = True
                 yield f"data: {event}\n\n"
         try:
             written = events.end(waiting.result(), model, job.streamed)
         except BadCall as error:
+            if not has_begun:
+                raise
             written = [json.dumps(error.body)]
         job.mark_delivered()
         for number, event in enumerate(written):
@@ -254,7 +273,7 @@ async def _awaited(request: Any, job: Job) -> Any:
     waiting = asyncio.wrap_future(job.future)
     leaving = asyncio.ensure_future(_disconnected(request))
     try:
-        await asyncio.wait((waiting, leaving), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((waiting, leaving), return_when=FIRST_COMPLETED)
         if not waiting.done():
             _leave(job, waiting)
             raise BadCall("the client went away", status=499, code="client_closed_request")

@@ -25,13 +25,14 @@ def parse_responses(body: Mapping[str, Any]) -> CallRequest:
     if body.get("background"):
         raise BadCall("background responses are not served; leave background away", param="background")
     form = (body.get("text") or {}).get("format") if isinstance(body.get("text") or {}, dict) else None
+    tools = body.get("tools") or []
     settings = {
         "response_format": form,
         "max_tokens": body.get("max_output_tokens"),
         **{name: body[name] for name in ("temperature", "top_p", "stream", "model", "metadata") if name in body},
         **({"tool_choice": body["tool_choice"]} if body.get("tool_choice") is not None else {}),
         "messages": _messages(body),
-        "tools": [_tool(tool) for tool in body.get("tools") or ()],
+        "tools": [_tool(tool) for tool in tools] if isinstance(tools, list) else tools,
     }
     return wire.parse_chat(settings)
 

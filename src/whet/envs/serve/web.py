@@ -185,18 +185,23 @@ async def call_in_thread(function: Callable[[], Any]) -> Any:
 
 
 async def read_body(request: Any, most_bytes: int, seconds: float) -> bytes:
-    """The request's body; `TooLong` or `TimeoutError` where it is not as small or as quick as this."""
+    """The request's body; `TooLong` or `TimeoutError` where it is not as small or as quick as this, or never whole."""
+    from starlette.requests import ClientDisconnect
+
     length = request.headers.get("content-length", "0")
     if not length.isdigit() or int(length[:20]) > most_bytes:
         raise TooLong
 
     async def read() -> bytes:
         parts, size = [], 0
-        async for part in request.stream():
-            size += len(part)
-            if size > most_bytes:
-                raise TooLong
-            parts.append(part)
+        try:
+            async for part in request.stream():
+                size += len(part)
+                if size > most_bytes:
+                    raise TooLong
+                parts.append(part)
+        except ClientDisconnect:
+            raise TimeoutError from None
         return b"".join(parts)
 
     return await asyncio.wait_for(read(), seconds)

@@ -277,6 +277,7 @@ def parse_completion(body: Mapping[str, Any]) -> CallRequest:
     if body.get("echo") or body.get("suffix") or body.get("best_of") not in (None, body.get("n") or 1):
         raise BadCall("echo, suffix and best_of are not served; leave them away", param="echo")
     top = _whole(body, "logprobs", 0, MOST_ALTERNATIVES) or 0
+    stream = _flag(body, "stream")
     return CallRequest(
         tokens=tuple(prompt) if is_tokens else None,
         text=prompt if is_text else None,
@@ -285,7 +286,8 @@ def parse_completion(body: Mapping[str, Any]) -> CallRequest:
         model=_text(body, "model"),
         logprobs=body.get("logprobs") is not None,
         token_ids=_flag(body, "return_token_ids"),
-        stream=_flag(body, "stream"),
+        stream=stream,
+        stream_usage=stream and _flag(_table(body, "stream_options"), "include_usage"),
         top_logprobs=top if top > 1 else 0,
     )
 
@@ -321,7 +323,10 @@ class CompletionEvents:
         """The rest; `streamed` characters of each completion were sent before."""
         whole = completion_json(self._request, result, model)
         rests = [{**choice, "text": choice["text"][streamed.get(choice["index"], 0) :]} for choice in whole["choices"]]
-        return [*(json.dumps({**whole, "choices": [rest], "usage": None}) for rest in rests), "[DONE]"]
+        events = [{**whole, "choices": [rest], "usage": None} for rest in rests]
+        if self._request.stream_usage:
+            events.append({**whole, "choices": []})
+        return [*(json.dumps(event) for event in events), "[DONE]"]
 
 
 def parse_score(body: Mapping[str, Any]) -> ScoreRequest:

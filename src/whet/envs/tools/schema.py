@@ -23,6 +23,7 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 SHOWN = 60  # characters of a wrong argument in an error
 DEEPEST = 32  # levels of an argument that are checked
 EXAMPLE = '"""What it does.\\n\\nArgs:\\n    NAME: what it is.\\n"""'
+PLAIN_TYPES = (str, int, float, bool, list, tuple, dict, type(None), Any)
 HINTS = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "array": "list", "object": "dict"}
 
 
@@ -62,9 +63,9 @@ def _derived(function: Callable[..., Any], name: str, where: str) -> Mapping[str
     try:
         bare = _without_return(function)
         schema = get_json_schema(bare)
-        odd = [hint for hint in typing.get_type_hints(bare).values() if isinstance(hint, type) and not _is_plain(hint)]
+        odd = [kind for hint in typing.get_type_hints(bare).values() for kind in _odd(hint)]
         if odd:  # it would be shown as an object, and the function would get a dict
-            raise TypeError(f"a call cannot hold a {odd[0].__name__}{_literal(odd[0])}")
+            raise TypeError(f"a call cannot hold a {getattr(odd[0], '__name__', odd[0])}{_literal(odd[0])}")
     except Exception as error:  # of three kinds, and whatever an odd type hint raises
         text = " ".join(" ".join(str(part) for part in error.args).split()) or type(error).__name__
         if "no docstring" in text:
@@ -86,15 +87,20 @@ def _derived(function: Callable[..., Any], name: str, where: str) -> Mapping[str
     return schema  # type: ignore[no-any-return]
 
 
-def _literal(kind: type) -> str:
+def _literal(kind: Any) -> str:
     """What to write in place of an enumeration."""
-    return f"; write Literal[{', '.join(repr(member.value) for member in kind)}]" if issubclass(kind, Enum) else ""
+    is_enum = isinstance(kind, type) and issubclass(kind, Enum)
+    return f"; write Literal[{', '.join(repr(member.value) for member in kind)}]" if is_enum else ""
 
 
-def _is_plain(kind: type) -> bool:
-    if issubclass(kind, Enum):
-        return False
-    return any(base in (str, int, float, bool, list, tuple, dict, type(None)) for base in getattr(kind, "__mro__", ()))
+def _odd(hint: Any) -> list[Any]:
+    """The types in a hint, at any depth, that JSON has no form for."""
+    if typing.get_origin(hint) is typing.Literal:
+        return []
+    if typing.get_origin(hint) is not None:
+        return [kind for part in typing.get_args(hint) for kind in _odd(part)]
+    is_plain = hint in PLAIN_TYPES or (isinstance(hint, type) and issubclass(hint, dict))
+    return [] if is_plain else [hint]
 
 
 def _without_return(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,6 +9,7 @@ from whet.record.health.episode_rules import LIMITS
 from whet.record.health.finding import HealthFinding, note, problem
 from whet.record.health.health_rule import health_rule
 from whet.record.health.history import (
+    EARNED,
     FAILED,
     LASTING,
     RECENT,
@@ -153,7 +154,6 @@ def _repetition(history: History) -> HealthFinding | None:
 LENGTH_RULES = (_truncation, _collapse, _blow_up, _repetition)
 
 FEWEST_IN_GROUP, FEWEST_IN_STEP = 4, 16  # completions
-EARNED = 0.2  # mean score of a step that no accident explains
 LOST = 0.05  # of the score, at least
 MOSTLY = 0.8  # of the groups: where all are right, so many agree at least
 
@@ -169,7 +169,7 @@ MOSTLY = 0.8  # of the groups: where all are right, so many agree at least
 )
 def _no_signal(history: History) -> HealthFinding | None:
     uniform = history.metric("uniform_groups")
-    if len(uniform) < RECENT or min(uniform) < 0.999:
+    if len(uniform) < RECENT or min(uniform) < 0.999 or not history.scores:  # without a score it is about the scorer
         return None
     evidence = f"All groups of the last {RECENT} steps scored alike (mean {number(history.score)})"
     larger = (history.higher("batch.group_size"), history.warmer())
@@ -200,7 +200,7 @@ def _no_signal(history: History) -> HealthFinding | None:
         evidence += f", after up to {number(earned)} before"
         cause = "the policy no longer does what it could do: updates were too large, unless the later data is harder"
         return problem(
-            evidence, cause, history.lower("optimizer.learning_rate"), "begin again from the best checkpoint"
+            evidence, cause, history.lower("optimizer.learning_rate"), f"begin again from {history.best_model}"
         )
     if history.score <= FAILED:
         cause = "every completion is wrong, so there is nothing to learn from"

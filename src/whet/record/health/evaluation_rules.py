@@ -33,7 +33,6 @@ def _falls(history: History) -> HealthFinding | None:
     if best is None or last is None:
         return None
     at = f"step {best.step}" if best.step else "the start"
-    better = "best/" if best.step else "the model it began with"
     name = words(best.metric)
     evidence = f"Evaluation fell beyond noise: {name} {best.text} at {at}, {last.text} at step {last.step}"
     if history.rising:
@@ -48,7 +47,7 @@ def _falls(history: History) -> HealthFinding | None:
         first,
         history.lower("optimizer.learning_rate"),
         history.tie() if "objective.kl" in history.settings else None,
-        f"take {better}, which evaluates better",
+        f"take {history.best_model}, which evaluates better",
     )
 
 

@@ -78,7 +78,7 @@ def _hacked(history: History) -> HealthFinding | None:
     if _is_unpaid(history, first):
         cause = f"{first} is measured and not paid for, and what is paid for can be had without it"
         return problem(
-            evidence, cause, history.higher("objective.kl.beta", MORE_KL), "begin again from the best checkpoint"
+            evidence, cause, history.higher("objective.kl.beta", MORE_KL), f"begin again from {history.best_model}"
         )
     return problem(
         evidence,

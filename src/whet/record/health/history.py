@@ -97,6 +97,7 @@ FLAT_STEPS = 20
 TREND_STEPS = min(TREND_WINDOWS)  # before it is known whether a run goes well
 DIP = 0.2  # of a score that ends at 1: what a run that holds may lose for a while
 SOLVED, FAILED = 0.95, 0.05  # mean score from which a task counts as solved, or as never solved
+EARNED = 0.2  # mean score of a step that no accident explains
 # parts of a reward that say whether a completion is right, and are hard to please otherwise
 VERIFIED = (
     *(*ACCURACY_NAMES, "exact_answer", "math_answer", "choice_answer", "set_answer", "gym_answer", "code_tests"),
@@ -248,6 +249,12 @@ class History:
         if str(self.setting(setting)) == value:
             return None
         return SettingAdvice(setting, value, f"give {setting}={value}", is_exact=True)
+
+    @property
+    def best_model(self) -> str:
+        """The model that evaluated best, in words: where no later one is better than the first, `best/` is not it."""
+        best = self.evaluations.best
+        return "best/" if best is not None and best.step else "the model it began with"
 
     def tie(self) -> SettingAdvice | None:
         """Advice to hold the policy closer to its reference."""

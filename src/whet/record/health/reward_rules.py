@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from statistics import fmean
+import math
+from statistics import fmean, stdev
 
 from whet.record.health.finding import HealthFinding, note, problem
 from whet.record.health.health_rule import health_rule
 from whet.record.health.history import (
+    EARNED,
     FLAT_STEPS,
     LASTING,
     RECENT,
@@ -16,6 +18,7 @@ from whet.record.health.history import (
     trend,
     trend_in_errors,
 )
+from whet.record.metrics.intervals import t_quantile
 from whet.record.text import number, percent
 
 FEW = 3  # steps after which a share of completions is one
@@ -30,6 +33,8 @@ SURE = 2.5  # standard errors that a rise may be larger than it looks
 LEAST_GROWTH = 0.5  # of the mean reward: where little is earned, a little more is much
 MOST_NOISE = 2.5  # standard errors that a rise may have and be none
 SAME = 1e-6  # of a mean reward
+HALF = 0.5  # of what the first step earned
+BROKEN = 0.001  # of looks at pure noise, those in which the first step is so far above the others
 FALLS = -3.6  # standard errors: one in a thousand looks at pure noise, over 20 steps
 
 
@@ -140,7 +145,8 @@ def _flat(history: History) -> HealthFinding | None:
 
 @health_rule(
     "falling reward",
-    f"the reward falls over {FLAT_STEPS} or {2 * FLAT_STEPS} steps, beyond noise",
+    f"the reward falls over {FLAT_STEPS} or {2 * FLAT_STEPS} steps, beyond noise, or has lost half of what the first "
+    "step had before any update",
     "it is still at its top, or far above where it began and holding",
     ("reward",),
     earliest=FLAT_STEPS + LASTING,
@@ -161,7 +167,22 @@ def _falling(history: History) -> HealthFinding | None:
                 history.lower("optimizer.learning_rate"),
                 "check the reward on samples.jsonl",
             )
-    return None
+    return _broken(history)
+
+
+def _broken(history: History) -> HealthFinding | None:
+    """The first update took what the policy could do, and no later one brought it back: no trend shows that."""
+    first, *later = history.scores
+    spread, recent = stdev(later), later[-FLAT_STEPS:]
+    is_noise = first - fmean(later) <= t_quantile(1 - BROKEN, len(later) - 1) * spread * math.sqrt(1 + 1 / len(later))
+    if history.steps[0].step != 1 or first < EARNED or fmean(recent) > HALF * first or is_noise:
+        return None
+    return problem(
+        f"The reward fell from {number(first)} in the first step to {number(fmean(recent))} in the last {len(recent)}",
+        "the first updates broke the policy, unless the later data is harder",
+        history.lower("optimizer.learning_rate"),
+        "begin again from the model it began with",
+    )
 
 
 @health_rule(

@@ -10,7 +10,7 @@ from whet.data.benchmarks import bare_question
 from whet.data.prompts import demonstrations_from, prompts_from
 from whet.data.source import TRAIN, parse_source, read_rows
 from whet.data.tasks import demonstrations
-from whet.data.usable import without
+from whet.data.usable import chosen_facts, evenly, without
 from whet.reward.combine import RewardPart
 from whet.rollout.collect import Score
 from whet.rollout.episode_runner import tell_failures
@@ -173,6 +173,7 @@ def eval_facts(config: EvaluationConfig, runtime: Runtime, evaluator: Evaluator)
     """How the prompts were read and put, which are left out, and how completions are written."""
     left_out = left_out_phrases(evaluator.prompts)
     return {
+        **chosen_facts(evaluator.prompts),
         **form_facts(config, config.eval.source),
         **column_facts(evaluator.prompts),
         **({"left out": left_out[0]} if left_out else {}),
@@ -200,7 +201,7 @@ def eval_setup(
     `runtime` is that of the same model on another task.
     """
     prompts = load_prompts(config, evaluation=True)
-    chosen: Sequence[Prompt] = without(prompts, range(min(len(prompts), config.eval.prompts)), {})
+    chosen: Sequence[Prompt] = evenly(prompts, config.eval.prompts)
     if prompts and not config.eval.prompts:
         raise WhetError("eval.prompts is 0, as in a run that was trained without evaluation; give eval.prompts=200")
     if not chosen:
@@ -221,7 +222,8 @@ def eval_setup(
         return runtime, build_evaluator(runtime, chosen, sampling, score, config.data, config.eval.by)
     if examples and any(style.plain or prompt.text is not None for prompt in chosen):
         sampling = replace(sampling, stop=(*sampling.stop, STOP))
-    asked = without(styled(chosen, examples, style.plain), range(len(chosen)), getattr(chosen, "left_out", {}))
+    asked = without(chosen, range(len(chosen)), {})
+    asked[:] = styled(chosen, examples, style.plain)
     evaluator = build_evaluator(runtime, asked, sampling, score, config.data, config.eval.by)
     bare = {prompt.id: prompt for prompt in chosen}
     fitting = without(evaluator.prompts, range(len(evaluator.prompts)), {})

@@ -13,6 +13,7 @@ from typing import Any
 
 from whet.data.multiple_choice import choice_questions
 from whet.data.source import parse_source
+from whet.data.usable import chosen_facts, evenly
 from whet.record.metrics.eval_summary import Attempt, summarized
 from whet.tools.evaluation.measure import EvalPlan, EvalProgress, MeasuredModel
 from whet.training.assembly.forms import is_served
@@ -71,6 +72,8 @@ def measured_choices(
     form = source.choices
     assert form is not None  # asks_choices says so
     known = choice_questions(form, source.name, plan.style.shots)
+    if not config.eval.prompts:
+        raise WhetError("eval.prompts is 0; give the number of questions to ask, such as eval.prompts=1000")
     questions = evenly(known, config.eval.prompts)
     require_column(questions, config.eval.by, config.eval.source)
     runtime = runtime or load_runtime(config)
@@ -91,7 +94,6 @@ def measured_choices(
     attempts = [(Attempt(outcome=right, tokens=0, finished=True),) for right in verdicts[headline]]
     by = config.eval.by
     summary = summarized(attempts, [str(question.meta[by]) for question in questions] if by else [], readings=verdicts)
-    asked = f"{len(questions)} of {len(known)}, evenly spread; eval.prompts={len(known)} asks all"
     rows = [
         _row(question, row, {name: values[number] for name, values in verdicts.items()})
         for number, (question, row) in enumerate(zip(questions, scores, strict=True))
@@ -110,20 +112,12 @@ def measured_choices(
         summary=summary,
         facts={
             "scoring": f"log-likelihood of each choice behind plain text; accuracy is {headline}",
-            **({"questions": asked} if len(questions) < len(known) else {}),
+            **chosen_facts(questions),
         },
         temperature=0.0,
         rows=tuple(rows),
     )
     return measured, runtime
-
-
-def evenly(questions: Sequence[Prompt], count: int) -> list[Prompt]:
-    """At most `count` questions at equal distances: the first ones would all be of one subject."""
-    count = min(count, len(questions))
-    if not count:
-        raise WhetError("eval.prompts is 0; give the number of questions to ask, such as eval.prompts=1000")
-    return [questions[number * len(questions) // count] for number in range(count)]
 
 
 def right_choice(question: Prompt, logp: Sequence[float], by_length: bool) -> float:

@@ -325,7 +325,7 @@ def train_proxy(
         "data": {"source": str(folder / PAIRS)},
         "batch": {"rows_per_step": PROXY_ROWS},
         "optimizer": {"learning_rate": 1e-3},
-        "eval": {"source": str(folder / EVAL_PAIRS), "every": 0},
+        "eval": {"source": str(folder / EVAL_PAIRS), "prompts": len(held_out), "every": 0},
         "report": {"keep_checkpoints": 1, "save_every": 25},
     }
     trained = train_run(folder, "rm", config)

@@ -77,6 +77,8 @@ def trained_result(folder: Path) -> dict[str, Any]:
     last = steps[-1]["metrics"] if steps else {}
     shown = {"loss": "last loss", "accuracy": "pair accuracy"}
     words = [f"{text} {metric_text(name, last[name])}" for name, text in shown.items() if name in last]
+    ended = read_summary(folder / RUN).get("ended")
+    words += [f"ended early: {ended}"] if ended else []
     summary = ", ".join([count_of(len(steps), "update"), *words])
     return stage_result(summary, cost=training_cost(folder / RUN), steps=len(steps))
 

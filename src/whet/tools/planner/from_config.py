@@ -154,7 +154,7 @@ def _episodes(config: Config, shape: ModelShape, prompt_tokens: int) -> dict[str
     behind = min(behind, max(1, shape.context - prompt_tokens)) if shape.context else behind
     written = min(behind, section.most_actions(budget))
     values = {"completion_tokens": behind, "turns": section.max_turns, "written_tokens": written}
-    if section.branching != "none":
+    if section.branching != "none" and section.max_turns > 1:  # nothing branches behind a last turn
         values |= {"leaves": section.leaves, "branch_width": section.branch_width}
     return values
 

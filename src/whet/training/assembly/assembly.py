@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from whet.data.usable import evenly
 from whet.protocols import Reward
 from whet.record.metrics.timer import PhaseTimer
 from whet.reward.combine import RewardPart
@@ -133,10 +134,10 @@ def assemble(config: Config, rewards: Sequence[RewardPart] | None = None, ranks:
         check_sources(loaded, parts)
         prompts = scorable_prompts(loaded, parts, config.data)
         held_out = load_prompts(config, evaluation=True) if evaluates and config.eval.prompts else []
-        eval_prompts = scorable_prompts(held_out, parts, config.data)
+        eval_prompts = evenly(scorable_prompts(held_out, parts, config.data), config.eval.prompts)
     protection = sandbox_summary(parts)
     if ranks.size == 1 and not config.scale.reward_workers:
-        begin_rewards(parts, eval_prompts[: config.eval.prompts])
+        begin_rewards(parts, eval_prompts)
     with timer.phase("model"):
         runtime = load_runtime(config, ranks)
     try:
@@ -257,12 +258,11 @@ def _evaluator(
     eval_prompts: Sequence[Prompt],
 ) -> tuple[Evaluator | None, dict[str, str]]:
     """The evaluator of eval prompts, where there are prompts and a reward, and how its completions are written."""
-    prompts = eval_prompts[: config.eval.prompts]
-    if not parts or not prompts:
+    if not parts or not eval_prompts:
         return None, {}
     score = build_scorer(config, evaluation_parts(parts), failures, runtime.ranks)
     sampling = sampling_from(config.sampling)
-    evaluator = build_evaluator(runtime, prompts, sampling, score, config.data, config.eval.by)
+    evaluator = build_evaluator(runtime, eval_prompts, sampling, score, config.data, config.eval.by)
     return evaluator, decode_facts(runtime, sampling, evaluator.prompt_tokens)
 
 

@@ -52,6 +52,11 @@ def _check_branching(config: Config) -> None:
         raise WhetError(
             "config: env: branching has no effect without an environment; give env.name, env.tools or env.agent"
         )
+    if section.max_turns == 1:
+        raise WhetError(
+            f"env.branching={section.branching} has no effect with env.max_turns=1: nothing branches behind a last "
+            "turn; give more turns, or env.branching=none"
+        )
     if why := why_not(_maker(config, tokenizer=None)()):
         raise WhetError(f"env.branching={section.branching}: {_environment_name(section)} cannot branch: {why}")
 

@@ -12,6 +12,7 @@ from whet.data.pairs import labelled_completions_from, preferences_from
 from whet.data.prompts import LabelledCompletion, PreferencePair
 from whet.data.rows import Row
 from whet.data.tasks.contrast import task_labelled, task_preferences
+from whet.data.usable import count_words
 from whet.objective.axes import description, preset_named, title, with_changes
 from whet.objective.keep import Everything
 from whet.objective.preference.objective import PairObjective
@@ -104,7 +105,8 @@ def build_preference(
         dataset = PreferenceDataset(rows, eval_rows)
         trainer = PreferenceTrainer(models, objective, dataset, evaluator, **row_training(config, runtime.ranks))
     left_out = left_out_phrases(train, evaluation)
-    data = rows_summary(source, len(rows), len(eval_rows), dropped + too_long, left_out)
+    held_out = count_words(evaluation, len(eval_rows)) if eval_rows else ""
+    data = rows_summary(source, len(rows), held_out, dropped + too_long, left_out)
     lengths = rows_fact([completion.tokens for row in rows for completion in row.family])
     facts = {**column_facts(train, evaluation), **overlap_facts(train, evaluation)}
     return trainer, {"data": data, **facts, **lengths}, len(eval_rows)
@@ -139,7 +141,7 @@ def build_online_preference(
         **decode_facts(runtime, sampling, tokens),
         "data": data_summary(config, prompts, eval_prompts),
         **columns,
-        **overlap_facts(prompts, eval_prompts[: config.eval.prompts]),
+        **overlap_facts(prompts, eval_prompts),
         "reward": reward_summary(parts),
         **sampling_fact(sampling, tokens),
     }

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from whet.data.prompts import prompts_from, with_system_prompt
 from whet.data.source import EVAL, TRAIN
+from whet.data.usable import count_words
 from whet.training.assembly.forms import prompt_form
 from whet.training.assembly.rows import left_out_phrases, prompt_words, read_usable
 from whet.training.config import Config, EvaluationConfig, PolicyConfig
@@ -51,7 +52,7 @@ def data_summary(config: Config, prompts: Sequence[Prompt], eval_prompts: Sequen
     different = len({prompt_words(prompt) for prompt in prompts})
     is_game = isinstance(config, PolicyConfig) and bool(config.env.name or config.env.agent)
     numbers += [f"{different} different"] if different < len(prompts) and not is_game else []
-    numbers += [f"{len(eval_prompts)} held out"] if eval_prompts else []
+    numbers += [f"{count_words(eval_prompts)} held out"] if eval_prompts else []
     numbers += left_out_phrases(prompts, eval_prompts)
     if any(prompt.text is not None and prompt.meta.get("tools") for prompt in (*prompts, *eval_prompts)):
         numbers.append("plain text: the column tools goes to the rewards only; data.as_chat=true shows it to the model")

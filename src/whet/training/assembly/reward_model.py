@@ -12,6 +12,7 @@ from whet.data.prompts import LabelledCompletion, PreferencePair
 from whet.data.rows import Row
 from whet.data.step_rows import LABELS, LabelledSteps, common_separator, outcomes_from, stepped_from
 from whet.data.tasks.contrast import STEP, task_labelled, task_rankings, task_stepped
+from whet.data.usable import count_words
 from whet.model.scalar_head import Kind
 from whet.objective.preference.reward_model_losses import AllPairs, LabelLoss, PlackettLuce, RankLoss
 from whet.objective.presets.reward_model import REWARD_MODELS
@@ -102,7 +103,8 @@ def build_reward_model_run(
             reward_model, tokenizer, _loss(config), dataset, **row_training(config, runtime.ranks)
         )
     left_out = left_out_phrases(train, evaluation)
-    data = rows_summary(source, len(rows), len(eval_rows), dropped + too_long, left_out)
+    held_out = count_words(evaluation, len(eval_rows)) if eval_rows else ""
+    data = rows_summary(source, len(rows), held_out, dropped + too_long, left_out)
     lengths = rows_fact([completion.tokens for row in rows for completion in row.rows])
     facts = {**column_facts(train, evaluation), **overlap_facts(train, evaluation)}
     return trainer, {"data": data, **facts, **lengths}, len(eval_rows)

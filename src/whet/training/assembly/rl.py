@@ -160,7 +160,7 @@ def build_rl(
         **decode_facts(runtime, sampling, tokens),
         "data": data_summary(config, prompts, eval_prompts),
         **column_facts(prompts, eval_prompts),
-        **overlap_facts(prompts, eval_prompts[: config.eval.prompts]),
+        **overlap_facts(prompts, eval_prompts),
         **({"teacher": trainer.taught_by} if trainer.taught_by else {}),
         **({"demonstrations": trainer.shown} if trainer.shown else {}),
         "reward": reward_fact(objective, parts),

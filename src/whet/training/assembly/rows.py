@@ -8,11 +8,12 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
+from whet.data.benchmarks import bare_question
 from whet.data.prompts import renamed, with_system_prompt
 from whet.data.rows import BadRow, Row
 from whet.data.sections import DataSection
 from whet.data.source import EVAL, EVAL_SEED, TRAIN, parse_source, read_rows
-from whet.data.usable import Usable, left_out_words, usable, without
+from whet.data.usable import Usable, evenly, left_out_words, usable, without
 from whet.objective.presets.reward_model import REWARD_MODELS
 from whet.record.text import count_of
 from whet.training.assembly.forms import PromptForm, prompt_form, stated_form
@@ -96,14 +97,15 @@ def overlap_facts(train: Sequence[Any], evaluation: Sequence[Any]) -> dict[str, 
 
 
 def prompt_words(value: Any) -> tuple[str, ...]:
-    """The words of a prompt, or of a row's; two that differ in white space alone are the same. A row without a word is
-    a task of its environment, and has its name."""
+    """The words of a prompt, or of a row's, by which two are the same: white space does not count, nor whether it is
+    plain text or a message, nor the sentence on a benchmark's form of an answer. A row without a word is a task of its
+    environment, and has its name."""
     prompt: Prompt = getattr(value, "prompt", value)
     plain = prompt.text or ""
     if not (any(str(message["content"]).strip() for message in prompt.messages) or plain.strip()):
         return (prompt.id,)
-    texts = (plain, *(f"{message['role']} {message['content']}" for message in prompt.messages))
-    return tuple(" ".join(texts).split())
+    texts = (plain, *(str(message["content"]) for message in prompt.messages))
+    return tuple(" ".join(map(bare_question, texts)).split())
 
 
 def task_rows(config: PreferenceConfig | RewardModelConfig, write: Read) -> tuple[list[Any], list[Any]]:
@@ -130,7 +132,8 @@ def file_rows(
         return train, task_rows(config.model_copy(update={"data": asked}), of_task)[1]
     if not config.eval.source:
         return train, []
-    return train, read_usable(data, config.eval.source, reader, form=prompt_form(config, config.eval.source))
+    held_out = read_usable(data, config.eval.source, reader, form=prompt_form(config, config.eval.source))
+    return train, evenly(held_out, config.eval.prompts)
 
 
 def row_training(config: SFTConfig | PreferenceConfig | RewardModelConfig, ranks: Ranks) -> RowRun:
@@ -168,9 +171,9 @@ def too_long_note(dropped: int) -> str:
     return f" ({dropped} more rows are too long for the model: shorten them, or use a model with a longer context)"
 
 
-def rows_summary(source: str, count: int, eval_count: int, dropped: int, left_out: list[str]) -> str:
+def rows_summary(source: str, count: int, held_out: str, dropped: int, left_out: list[str]) -> str:
     """The rows of a run in one line."""
-    parts = [f"{count} row{'s' if count != 1 else ''}", *([f"{eval_count} held out"] if eval_count else [])]
+    parts = [f"{count} row{'s' if count != 1 else ''}", *([f"{held_out} held out"] if held_out else [])]
     parts += [f"{dropped} left out: too long for the context"] if dropped else []
     parts += left_out
     return f"{source} ({', '.join(parts)})"

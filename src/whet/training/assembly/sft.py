@@ -8,6 +8,7 @@ from functools import partial
 from whet.data.chat import check_context, tokens_of_demonstrations
 from whet.data.prompts import demonstrations_from
 from whet.data.tasks import Task, demonstrations
+from whet.data.usable import count_words, evenly
 from whet.model.load import LoadedModel
 from whet.training.assembly.forms import prompt_form
 from whet.training.assembly.prompts import data_summary
@@ -36,7 +37,8 @@ def load_demonstrations(config: SFTConfig) -> tuple[list[Demonstration], list[De
         def read(source: str, limit: int = 0) -> list[Demonstration]:
             return read_usable(data, source, lambda _: demonstrations_from, limit, prompt_form(config, source))
 
-        return read(data.source, data.limit), read(config.eval.source) if config.eval.source else []
+        held_out = read(config.eval.source) if config.eval.source else []
+        return read(data.source, data.limit), evenly(held_out, config.eval.prompts)
 
     def draw(task: Task, count: int, difficulty: int) -> list[Demonstration]:
         return demonstrations(task, count, config.seed, difficulty, data.share_worked)
@@ -75,10 +77,12 @@ def build_sft(
         evaluator,
         **row_training(config, runtime.ranks),
     )
-    phrases = [data_summary(config, (), eval_prompts), *left_out_phrases(rows, eval_rows)]
+    phrases = [data_summary(config, (), () if eval_rows else eval_prompts)]
+    phrases += [f"{count_words(eval_rows, len(eval_encoded))} held out"] if eval_rows else []
+    phrases += left_out_phrases(rows, eval_rows)
     phrases += [f"{dropped} left out: too long for the context"] if dropped else []
     lengths = rows_fact([row.tokens for row in encoded])
-    overlap = overlap_facts(rows, eval_rows or eval_prompts[: config.eval.prompts])
+    overlap = overlap_facts(rows, eval_rows or eval_prompts)
     return trainer, {"data": ", ".join(phrases), **column_facts(rows, eval_rows), **overlap, **lengths}
 
 

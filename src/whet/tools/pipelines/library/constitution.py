@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import tomli_w
 from pydantic import Field
 
+from whet.data.usable import evenly
 from whet.record.run_folder import write_atomically
 from whet.record.text import count_of, percent
 from whet.reward.repetition import repetition
@@ -395,7 +396,7 @@ class ConductEntry(StageEntry, kind="conduct", gives=("metrics",), uses=("seed",
         """The held-out prompts."""
         from whet.training.assembly.prompts import load_prompts
 
-        return load_prompts(eval_config(settings, ""), evaluation=True)[: settings.eval.prompts]
+        return evenly(load_prompts(eval_config(settings, ""), evaluation=True), settings.eval.prompts)
 
     def measures(self, composition: Composition) -> tuple[str, int]:
         return POLICY, sum(isinstance(entry, ConductEntry) for entry in composition.entries.values())

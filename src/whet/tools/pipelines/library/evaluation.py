@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from whet.data.usable import evenly
 from whet.record.log import SAMPLES
 from whet.record.metrics.intervals import IntervalEstimate, mean_estimate, share_estimate
 from whet.record.metrics.pass_at_k import pass_curve, vote_curve
@@ -151,13 +152,13 @@ def eval_prompts(settings: PipelineSettings, config: EvaluationConfig) -> list[P
     if len(prompts) <= settings.eval.prompts:
         return prompts
     num_sets = len({set_of(prompt, settings) for prompt in prompts})
-    return _first_of_each(prompts, settings, -(-settings.eval.prompts // num_sets))
+    return _evenly_of_each(prompts, settings, -(-settings.eval.prompts // num_sets))
 
 
 def sampled_prompts(settings: PipelineSettings, prompts: Sequence[Prompt]) -> list[Prompt]:
     """Those that several completions are drawn for; none where a single one would be."""
     most = settings.eval.sampled_prompts or len(prompts)
-    return _first_of_each(prompts, settings, most) if settings.eval.samples > 1 else []
+    return _evenly_of_each(prompts, settings, most) if settings.eval.samples > 1 else []
 
 
 def set_of(prompt: Prompt, settings: PipelineSettings) -> str:
@@ -167,15 +168,11 @@ def set_of(prompt: Prompt, settings: PipelineSettings) -> str:
     return prompt.id.partition("/")[0] if settings.data.parsed_source.is_task and not settings.eval.source else ALL
 
 
-def _first_of_each(prompts: Sequence[Prompt], settings: PipelineSettings, most: int) -> list[Prompt]:
-    by_set: dict[str, int] = {}
-    chosen = []
-    for prompt in prompts:
-        name = set_of(prompt, settings)
-        by_set[name] = by_set.get(name, 0) + 1
-        if by_set[name] <= most:
-            chosen.append(prompt)
-    return chosen
+def _evenly_of_each(prompts: Sequence[Prompt], settings: PipelineSettings, most: int) -> list[Prompt]:
+    by_set: dict[str, list[int]] = {}
+    for number, prompt in enumerate(prompts):
+        by_set.setdefault(set_of(prompt, settings), []).append(number)
+    return [prompts[number] for number in sorted(number for each in by_set.values() for number in evenly(each, most))]
 
 
 def measured(run: StageWork, model: str) -> dict[str, Any]:

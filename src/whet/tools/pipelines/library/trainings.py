@@ -19,6 +19,7 @@ from whet.objective.presets import PRESETS
 from whet.record.metrics.intervals import share_interval
 from whet.record.text import memory_text, percent
 from whet.reward.sections import RewardPartSection, RewardSection
+from whet.settings.bounds import MOST_ROWS
 from whet.settings.layers import merged
 from whet.settings.sections import Table
 from whet.tools.pipelines import amounts
@@ -28,7 +29,6 @@ from whet.tools.pipelines.settings import TRAIN_KEYS, PipelineSettings, is_score
 from whet.tools.pipelines.stages import StageCost, read_json_lines
 from whet.tools.pipelines.training import RUN, check_training, steps_for, train_run, trained_result, training_cost
 from whet.training.config import SUPERVISED, Config, PolicyConfig, PreferenceConfig, SFTConfig, config_class
-from whet.training.sections import EvalSection
 from whet.types import WhetError
 
 TRAINED = 3.0  # forward passes that one of training costs
@@ -360,7 +360,7 @@ class RewardModelEntry(PairTraining, kind="reward_model", gives=("reward_model",
     def more(self, run: StageWork) -> Mapping[str, Any]:
         file = Path(run.location("held out")) if self.held_out else None
         is_empty = file is None or (file.is_file() and not file.stat().st_size)
-        return {} if is_empty else {"eval": {"source": str(file), "prompts": EvalSection().prompts}}
+        return {} if is_empty else {"eval": {"source": str(file), "prompts": MOST_ROWS}}
 
     def result(self, run: StageWork, metrics: Mapping[str, Any]) -> dict[str, Any]:
         result, after = super().result(run, metrics), metrics["after"]
