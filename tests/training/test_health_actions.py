@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -140,8 +141,6 @@ def test_a_checkpoint_is_saved_where_a_problem_holds(tmp_path: Path) -> None:
 
 
 def test_every_rank_does_what_the_first_one_decides() -> None:
-    from types import SimpleNamespace
-
     from whet.training.run_loop import _actions, _Progress
 
     class Second:
@@ -157,3 +156,41 @@ def test_every_rank_does_what_the_first_one_decides() -> None:
     taken = _actions(watch, (), False, progress, trainer, Second())  # its own numbers, by the clock say, show nothing
     assert list(taken) == ["lower_rate"] and trainer.rate_factor == progress.rate_factor == 0.5
     assert progress.streaks == {"KL runaway": 1}
+
+
+def test_a_run_that_falls_ends_by_itself_and_names_the_better_model(tmp_path: Path) -> None:
+    """By default; the better one may be the model that it began with."""
+    held_out, asked = 40, [{"prompt": f"{number}?", "answer": "eval"} for number in range(40)]
+    rows = [{"prompt": f"{number}!", "answer": "train"} for number in range(8)]
+
+    def ending(scores: tuple[float, ...], name: str, **config: object) -> dict[str, object]:
+        calls = iter(score for score in (*scores, *[0.0] * 9) for _ in range(held_out))
+        summaries: list[dict[str, object]] = []
+
+        def scored(completion: str, answer: str) -> float:
+            return next(calls) if answer == "eval" else 0.0
+
+        told = SimpleNamespace(finished=summaries.append)
+        whet.train(
+            "grpo",
+            data=rows,
+            eval_data=asked,
+            reward=scored,
+            steps=4,
+            config={**SMALL, "data": {}, "eval": {"prompts": held_out, "every": 1}, **config},
+            folder=str(tmp_path / name),
+            callbacks=[told],
+            console=False,
+        )
+        return {"steps": read_run(tmp_path / name).num_steps, **summaries[0]}
+
+    fallen = ending((0.0, 1.0), "risen")
+    assert fallen["steps"] == 3 and fallen["status"] == "finished" and fallen["ended_by"] == "health"
+    assert fallen["ended"].endswith("to go on, resume with health.on_problem.evaluation_falls=report.")
+    assert fallen["next"] == f"whet sample {tmp_path / 'risen' / 'best'}"
+    assert "best (step 1" in fallen["models"] and "began with" not in fallen["models"]
+    worse = ending((1.0,), "worse")
+    assert worse["steps"] == 2 and worse["next"] == f"whet sample {tmp_path / 'worse'}"
+    assert worse["models"].endswith("loads final; the model it began with evaluated as well or better")
+    reported = ending((0.0, 1.0), "reported", health={"on_problem": {"evaluation_falls": "report"}})
+    assert reported["steps"] == 4 and "ended" not in reported

@@ -51,6 +51,7 @@ from whet.training.sections import ScaleSection
 from whet.types import WhetError, did_you_mean
 
 if TYPE_CHECKING:
+    from whet.record.evaluations import Evaluations
     from whet.record.log import RunRecorder
     from whet.record.trackers.tracking import Trackers
     from whet.training.assembly.assembly import Assembly
@@ -381,7 +382,7 @@ def _run(session: TrainingSession, files: RunFiles, rewards: Any, callbacks: Seq
         ending = {
             **_ending(outcome, start_up),
             "start_up": {"imports": imports, **assembly.seconds},
-            "models": _models(folder),
+            "models": _models(folder, outcome.evaluations),
             "memory": _peak_memory(assembly.trainer.model),
             **processes,
         }
@@ -640,8 +641,8 @@ def _close_trackers(trackers: Trackers | None, error: BaseException, summary: Ma
         trackers.close("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", summary)
 
 
-def _models(folder: Path) -> str:
-    """The plain models that a run leaves, and which of them its folder stands for."""
+def _models(folder: Path, evaluations: Evaluations) -> str:
+    """The plain models that a run leaves, which of them its folder stands for, and whether any beat the start."""
     from whet.model.run_models import MODELS, about_model, run_model
     from whet.record.text import metric_text, words
 
@@ -653,7 +654,9 @@ def _models(folder: Path) -> str:
             measured = f", {words(metric)} {metric_text(metric, about['value'])}" if metric else ""
             texts.append(f"{name} (step {about['step']}{measured})")
     loaded = run_model(folder)
-    return ", ".join(texts) + (f"; --model {folder} loads {loaded.name}" if loaded is not None else "")
+    best = evaluations.best
+    start = "" if best is None or best.step else "; the model it began with evaluated as well or better"
+    return ", ".join(texts) + (f"; --model {folder} loads {loaded.name}{start}" if loaded is not None else "")
 
 
 def _ending(outcome: TrainingResult, start_up: float) -> dict[str, Any]:
