@@ -106,6 +106,18 @@ def test_tiles_say_where_a_number_came_from(tmp_path: Path) -> None:
     assert shown["eval accuracy"] == ("25.0%", "75.0%") and shown["mean reward"] == ("0.110", "0.500")
 
 
+def test_what_a_run_reached_is_said_once(tmp_path: Path) -> None:
+    record = RunRecorder(tmp_path)
+    record.started({**SUMMARY, "eval_size": 200})
+    record.evaluated(0, "eval", {"accuracy": 0.25}, 2.0)
+    record.stepped(StepReport(1, 0, {"prompts": 1, "samples": 2}, {"total": 0.1}, {}, (), {"train": 0.5}), [])
+    record.evaluated(1, "eval", {"accuracy": 0.75}, 2.0)
+    record.finished({**SUMMARY, "eval_size": 200})
+    record.close()
+    text = Reader(html_report(tmp_path)).text
+    assert text.count("Accuracy rose from 25.0%") == 1 and "No problem was found." in text
+
+
 def test_finished_run_has_every_section(tmp_path: Path) -> None:
     leave_run(tmp_path, 40)
     path = write_report(tmp_path)
