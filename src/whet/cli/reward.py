@@ -177,7 +177,9 @@ def list_rewards(
         if as_json:
             print_json({"name": name, "about": about, "settings": keys})
             return
-        lines = [name, "", about, "", *(f"  --set {key}=...  {text}" for key, text in keys.items())]
+        lines = [name, "", about, ""]
+        lines += ["settings of its part in a config, or `whet reward test` with --set:"] if keys else []
+        lines += [f"  {key}  {text}" for key, text in keys.items()]
         typer.echo("\n".join(lines).rstrip())
         return
     summaries = {
