@@ -61,7 +61,7 @@ def test_an_unknown_method_gets_the_nearest_and_one_that_is_left_out_the_reason(
 
 
 TEXTS = [
-    (("algorithms",), 0, "| grpo "),
+    (("algorithms",), 0, "\ngrpo  "),
     (("algorithms", "--json"), 0, '"name": "grpo"'),
     (("explain", "grpo"), 0, "weight against ratio"),
     (("explain", "dpo"), 0, "what a run minimises"),
