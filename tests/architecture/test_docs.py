@@ -90,6 +90,18 @@ def missing_paths(root: Path) -> list[str]:
     return complaints
 
 
+def headless_tables(root: Path) -> list[str]:
+    """Rows of a table that no head stands over, which are shown as plain text."""
+    complaints = []
+    for each in pages(root):
+        lines = dict(each.prose)
+        for number, line in lines.items():
+            starts = line.startswith("|") and not lines.get(number - 1, "").startswith("|")
+            if starts and not re.fullmatch(r"\|[-:| ]+\|", lines.get(number + 1, "")):
+                complaints.append(f"{each.place}:{number} is a row of a table without a head")
+    return complaints
+
+
 def wrong_settings(root: Path, resolve: Resolve) -> list[str]:
     """TOML blocks that do not parse or, where they name a method, do not resolve."""
     complaints = []
@@ -225,6 +237,10 @@ def test_paths_in_the_docs_exist():
     assert not (found := missing_paths(ROOT)), "\n".join(found)
 
 
+def test_tables_have_heads():
+    assert not (found := headless_tables(ROOT)), "\n".join(found)
+
+
 def test_ci_runs_the_readmes_commands_in_its_order():
     shown = list(dict.fromkeys(re.findall(r"^make [\w-]+", (ROOT / "README.md").read_text(), re.M)))
     run = re.findall(r"^make [\w-]+", (ROOT / ".ci" / "run").read_text(), re.M)
@@ -272,6 +288,12 @@ def test_a_missing_path_is_found(tmp_path):
     assert missing_paths(root) == []
     write_tree(root, {"README.md": "see `whet/gone.py` and `tests/b/` and `recipes/c*.py`\n"})
     assert [each.split()[2] for each in missing_paths(root)] == ["whet/gone.py,", "recipes/c*.py,"]
+
+
+def test_a_table_without_a_head_is_found(tmp_path):
+    text = "| a | b |\n|---|---|\n| 1 | 2 |\n\n| 3 | 4 |\n```\n| in a block |\n```\n"
+    (complaint,) = headless_tables(write_tree(tmp_path, {"README.md": text}))
+    assert complaint.startswith("README.md:5 ")
 
 
 @pytest.mark.parametrize(

@@ -146,6 +146,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "tools.advice": (
         "types",
         "objective",
+        "record",
         "tools.planner",
     ),
     "tools.evaluation": (

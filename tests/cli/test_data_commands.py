@@ -180,6 +180,8 @@ def test_split_keeps_prompts_together() -> None:
     said("split", "b.jsonl", "train2.jsonl=0.8", "test2.jsonl=0.2")
     assert {row["prompt"] for row in load("test2.jsonl")} <= test
     assert "do not add up to 1" in refused("split", "a.jsonl", "x.jsonl=0.8", "y.jsonl=0.8")
+    assert "v.jsonl would get none of the 600 rows" in refused("split", "a.jsonl", "u.jsonl=0.9999", "v.jsonl=0.0001")
+    assert not Path("u.jsonl").exists()
 
 
 def test_split_meets_its_shares_where_prompts_have_variants() -> None:

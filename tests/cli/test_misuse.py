@@ -10,6 +10,7 @@ import tempfile
 
 import pytest
 from typer.core import TyperGroup
+from typer.testing import CliRunner
 
 from tests.support.for_every import for_every
 from whet.cli import Stopped, _ending, _fill_streams, app
@@ -52,6 +53,24 @@ def test_one_line_names_the_option_and_the_help(words, said, command):
 )
 def test_options_of_other_trainers_are_answered_with_ours(words, expected):
     assert ending("train", "grpo", *words) == (2, f"no such option: {expected}")
+
+
+@for_every(
+    [
+        ("algorithms",),
+        ("explain", "dapo"),
+        ("advise", "--signal", "verifiable", "--model-size", "7", "--memory", "80", "--completion-tokens", "8000"),
+        ("pipeline",),
+        ("reward", "list"),
+        ("data", "-h"),
+        ("-h",),
+    ]
+)
+def test_what_a_terminal_lists_is_whole_and_fits_it(*words):
+    printed = CliRunner().invoke(app, words, env={"COLUMNS": "80"}).output.splitlines()
+    prose = [line for line in printed if not line.startswith("  whet ")]  # a command is copied, in one line
+    assert len(printed) > 10 and max(map(len, prose)) <= 80
+    assert not [line for line in prose[1:] if line.endswith("...")]
 
 
 def test_a_command_of_an_earlier_version_says_what_it_is_called_now():

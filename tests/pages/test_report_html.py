@@ -106,12 +106,24 @@ def test_tiles_say_where_a_number_came_from(tmp_path: Path) -> None:
     assert shown["eval accuracy"] == ("25.0%", "75.0%") and shown["mean reward"] == ("0.110", "0.500")
 
 
+def test_what_a_run_reached_is_said_once(tmp_path: Path) -> None:
+    record = RunRecorder(tmp_path)
+    record.started({**SUMMARY, "eval_size": 200})
+    record.evaluated(0, "eval", {"accuracy": 0.25}, 2.0)
+    record.stepped(StepReport(1, 0, {"prompts": 1, "samples": 2}, {"total": 0.1}, {}, (), {"train": 0.5}), [])
+    record.evaluated(1, "eval", {"accuracy": 0.75}, 2.0)
+    record.finished({**SUMMARY, "eval_size": 200})
+    record.close()
+    text = Reader(html_report(tmp_path)).text
+    assert text.count("Accuracy rose from 25.0%") == 1 and "No problem was found." in text
+
+
 def test_finished_run_has_every_section(tmp_path: Path) -> None:
     leave_run(tmp_path, 40)
     path = write_report(tmp_path)
     assert path == tmp_path / "report.html"
     text = Reader(path.read_text(encoding="utf-8")).text
-    assert "Accuracy rose from 25.0% to 75.0% in 40 steps and 1 min 15 s." in text
+    assert "Accuracy rose from 25.0% to 75.0%. It took 40 steps and 1 min 15 s." in text
     for heading in ("Objective", "Curves", "Where the time went", "Health", "Samples", "Counts", "Config", "Reproduce"):
         assert heading in text
     for title in (
@@ -196,7 +208,7 @@ def test_killed_run_renders_with_a_torn_line(tmp_path: Path) -> None:
 def test_run_without_evaluation_says_so(tmp_path: Path) -> None:
     leave_run(tmp_path, 3, evaluate=False)
     assert verdict(read_run(tmp_path)) == (
-        "Mean reward went from 0.110 to 0.130 in 3 steps and 1 min 15 s (nothing was evaluated)."
+        "Mean reward went from 0.110 to 0.130 (nothing was evaluated). It took 3 steps and 1 min 15 s."
     )
     assert "Held-out" not in Reader(html_report(tmp_path)).text
 

@@ -53,6 +53,7 @@ def test_a_problem_is_explained_with_its_steps_settings_and_a_command_that_exist
         "from 0.0001 to 3e-05",
     ):
         assert part in text
+    assert max(len(line) for line in text.splitlines()[1:] if not line.startswith("  try")) <= 80
     command = next(line for line in text.splitlines() if line.startswith("  try")).split(maxsplit=1)[1]
     words = shlex.split(command)
     assert words[:3] == ["whet", "train", "grpo"] and f"{tmp_path / 'a run'}/config.toml" in words

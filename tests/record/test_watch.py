@@ -135,7 +135,8 @@ def test_a_pipeline_shows_its_stage(tmp_path: Path) -> None:
 def test_without_a_terminal_it_prints_one_frame_and_ends(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["watch", str(write_run(tmp_path / "run", status="finished"))])
     assert result.exit_code == 0 and "step 30/60" in result.output and "\x1b" not in result.output
-    assert "rose from 10.0% to 60.0%" in result.output  # the verdict
+    assert " ".join(result.output.split()).count("rose from 10.0% to 60.0%") == 1  # the verdict
+    assert max(map(len, result.output.splitlines())) <= 80
     missing = CliRunner().invoke(app, ["watch", str(tmp_path / "none"), "--once"])
     assert isinstance(missing.exception, WhetError)
 
@@ -159,7 +160,7 @@ def test_in_a_terminal_it_follows_the_run_to_its_end(tmp_path: Path) -> None:
         child.expect("step 4/60")
         record._summary = {"title": "GRPO", "total_steps": 60}
         record.finished({"status": "finished"})
-        child.expect("in 4 steps")  # the verdict
+        child.expect("It took 4 steps")  # the verdict
         child.expect(pexpect.EOF)
         child.close()
         assert child.exitstatus == 0

@@ -71,7 +71,7 @@ def test_a_preset_is_a_method_everywhere():
     assert "narrow_grpo" not in catalogue.method_names("preference")
     said = explanation_with_plot("narrow_grpo")
     assert "clip       narrow(low=0.05, high=0.1)" in said and "weight against ratio" in said
-    assert "| narrow_grpo" in overview("policy") and "| narrow_grpo" in component_table("policy")
+    assert "\nnarrow_grpo  " in overview("policy") and "| narrow_grpo" in component_table("policy")
     assert title(own.objective) == "Narrow"
     from whet.training.config import PolicyConfig, resolved
 
@@ -393,7 +393,7 @@ def test_a_package_adds_methods_components_and_rewards(plugin, tmp_path):
         assert warned in done.stderr
     assert "thin_clip" in (tmp_path / "grpo" / "config.toml").read_text()
     program = [sys.executable, "-m", "whet", "algorithms"]  # and in a process that starts from nothing
-    assert "| thin_grpo" in subprocess.run(program, cwd=tmp_path, env=plugin, capture_output=True, text=True).stdout
+    assert "\nthin_grpo  " in subprocess.run(program, cwd=tmp_path, env=plugin, capture_output=True, text=True).stdout
     assert "clip       thin_clip(low=0.05, high=0.05)" in command(plugin, tmp_path, "explain", "thin_grpo").stdout
     typo = command(plugin, tmp_path, "train", "thin_grp")
     assert typo.returncode == 2 and "did you mean 'thin_grpo'?" in typo.stderr

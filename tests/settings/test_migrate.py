@@ -180,7 +180,12 @@ OPENRLHF = "python3 -m openrlhf.cli.train_ppo_ray --data.prompt_dataset a.jsonl 
             "accelerate launch --num_processes 4 examples/scripts/sft.py --dataset_name a.jsonl --packing --optim "
             "adamw_8bit --report_to none",
             "sft",
-            {"batch.packed": True, "optimizer.states": "int8", "batch.rows_per_step": 8},
+            {"batch.packed": True, "optimizer.states": "int8", "batch.rows_per_step": 32},
+        ),
+        (
+            "torchrun --nnodes=2 --nproc-per-node 4 sft.py --dataset_name a.jsonl --per_device_train_batch_size 2",
+            "sft",
+            {"batch.rows_per_step": 16},
         ),
         # with one update per batch a ratio is 1, and what would change it is refused
         ("trl rloo --dataset_name a.jsonl", "rloo", {"objective.ratio": None, "objective.clip.kind": None}),

@@ -17,13 +17,12 @@ from types import FrameType
 from typing import Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperGroup
 
 from whet import __version__
 from whet.cli import cluster, evaluate, plan, runs, serve, text, train
 from whet.cli.data import data_app
 from whet.cli.label import label_app
-from whet.cli.options import APP_SETTINGS
+from whet.cli.options import APP_SETTINGS, WholeSummaries
 from whet.cli.pipeline import pipeline_app
 from whet.cli.reward import reward_app
 
@@ -32,7 +31,7 @@ class Interruption(BaseException):
     """A KeyboardInterrupt in a command, under a name that typer does not turn into a silent exit."""
 
 
-class _Commands(TyperGroup):
+class _Commands(WholeSummaries):
     def make_context(self, *arguments: Any, **options: Any) -> Any:
         with _interruptions():
             return super().make_context(*arguments, **options)
@@ -59,10 +58,9 @@ def _interruptions() -> Iterator[None]:
 
 app = typer.Typer(
     name="whet",
-    cls=_Commands,
     help="Sharpen language models with reinforcement learning.\n\n"
     "Try `whet train grpo`: the built-in model learns a built-in task in a minute, without GPU, hub or network.",
-    **{**APP_SETTINGS, "add_completion": True},
+    **{**APP_SETTINGS, "cls": _Commands, "add_completion": True},
 )
 app.add_typer(data_app)
 app.add_typer(label_app)

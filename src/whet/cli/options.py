@@ -8,10 +8,22 @@ import sys
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from whet.settings.bounds import MOST_WEIGHT
 
+
+class WholeSummaries(TyperGroup):
+    """Commands whose list says the first sentence of each whole; typer cuts it to a line."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, each.get_short_help_str(1000)) for name, each in commands.items() if each])
+
+
 APP_SETTINGS: dict[str, Any] = {
+    "cls": WholeSummaries,
     "no_args_is_help": True,
     "pretty_exceptions_enable": False,
     "rich_markup_mode": None,

@@ -36,6 +36,7 @@ def pipeline(
 
     Ctrl-C loses nothing: `whet resume FOLDER` continues.
     """
+    from whet.record.text import listing
     from whet.registry import load_plugins
     from whet.settings.layers import from_settings, merged, read_toml
     from whet.tools.pipelines.registry import NAME, PIPELINES, is_pipeline_file, read_pipeline_file
@@ -43,9 +44,7 @@ def pipeline(
 
     if name is None:
         load_plugins()
-        width = max(map(len, PIPELINES))
-        for entry in PIPELINES.values():
-            typer.echo(f"{entry.name:{width}}  {entry.about}")
+        typer.echo(listing({entry.name: entry.about for entry in PIPELINES.values()}))
         typer.echo("\n`whet pipeline NAME` runs one; with --show it prints every setting.")
         return
     flags: dict[str, Any] = {

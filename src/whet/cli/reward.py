@@ -167,7 +167,7 @@ def list_rewards(
     """List the built-in rewards and what each is for; with a name, show all about one."""
     import inspect
 
-    from whet.pages.reward_dry_run import shortened
+    from whet.record.text import listing
     from whet.reward.find import BUILTIN, find_reward
 
     if name is not None:
@@ -177,7 +177,9 @@ def list_rewards(
         if as_json:
             print_json({"name": name, "about": about, "settings": keys})
             return
-        lines = [name, "", about, "", *(f"  --set {key}=...  {text}" for key, text in keys.items())]
+        lines = [name, "", about, ""]
+        lines += ["settings of its part in a config, or `whet reward test` with --set:"] if keys else []
+        lines += [f"  {key}  {text}" for key, text in keys.items()]
         typer.echo("\n".join(lines).rstrip())
         return
     summaries = {
@@ -187,8 +189,7 @@ def list_rewards(
     if as_json:
         print_json(summaries)
         return
-    for reward_name, about in summaries.items():
-        typer.echo(f"{reward_name:22} {shortened(about, 96)}")
+    typer.echo(listing(summaries))
 
 
 @reward_app.command()

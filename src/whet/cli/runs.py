@@ -260,7 +260,7 @@ def watch(
         for line in lines(frame):
             terminal.print(line, soft_wrap=True)
         if frame.status != "running":
-            terminal.print(verdict(frame.run), soft_wrap=True)
+            terminal.print(verdict(frame.run))
         return
     try:
         frame = _followed(terminal, folder, frame, lines, every)

@@ -144,8 +144,7 @@ def migrate(
     from whet.training.config import resolved
     from whet.types import WhetError
 
-    trainer, values = from_command(command)
-    translation = translate(trainer, values)
+    translation = translate(*from_command(command))
     written = str(translation)
     if out is None:
         typer.echo(written, nl=False)

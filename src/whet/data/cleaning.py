@@ -297,6 +297,14 @@ def split_by_prompt(
             side = names[min(int(np.searchsorted(bounds, at, side="right")), len(names) - 1)]
             writers[side].write_line(spool.line(number))
     counts = {name: writer.rows for name, writer in writers.items()}
+    empty = next((name for name, count in counts.items() if not count), None)
+    if empty is not None and reader.rows:
+        apart = "another --seed" if similarity is None else "--keep-numbers, or a larger --near"
+        groups_of = "1 group" if len(deciding) == 1 else f"{len(deciding):,} groups"
+        raise WhetError(
+            f"split: {empty} would get none of the {reader.rows:,} rows, which make {groups_of} of prompts that stay "
+            f"together; give it a larger share, more rows, or {apart}"
+        )
     return {"rows": reader.rows, "sides": counts, "groups": len(deciding), **_left_out(reader)}
 
 

@@ -6,6 +6,7 @@ words have changed: the pages and pictures of the methods in docs/ of a clone, a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from whet.objective import catalogue
 from whet.objective.axes import POLICY, PREFERENCE, description, preset_named
 from whet.objective.catalogue import Method, MethodKind, component_choice
+from whet.record.text import folded, listing
 
 HEADINGS: dict[MethodKind, str] = {
     "policy": "Reinforcement learning, from rewards",
@@ -25,11 +27,10 @@ AIMS: dict[MethodKind, str] = {"policy": "what a run maximises", "preference": "
 FAMILIES = {family.name: family for family in (POLICY, PREFERENCE)}
 
 
-def overview(kind: MethodKind, papers: bool = False) -> str:
-    """What each method of a kind is for, a line each."""
-    lines = [["method", "what it says" if kind == "reward_model" else "what it fixes", "paper"]]
-    lines += [[method.name, method.words or method.fixes, method.paper] for method in catalogue.methods(kind).values()]
-    return aligned([line if papers else line[:2] for line in lines])
+def overview(kind: MethodKind) -> str:
+    """What each method of a kind is for."""
+    head = {"method": "what it says" if kind == "reward_model" else "what it fixes"}
+    return listing(head | {method.name: method.words or method.fixes for method in catalogue.methods(kind).values()})
 
 
 def algorithms_text(components: bool = False) -> str:
@@ -90,7 +91,7 @@ def explanation(name: str) -> str:
 
 def explanation_with_plot(name: str) -> str:
     """The explanation and, of a policy method, its clip rule drawn in characters: what `whet explain` prints."""
-    explained = explanation(name)
+    explained = "\n".join(map(_folded, explanation(name).splitlines()))
     if catalogue.method(name).kind != "policy":
         return explained
     from whet.pages.clip_plots import stored_text
@@ -123,6 +124,12 @@ def _explained(method: Method) -> list[str]:
     if method.unverified:
         lines += ["", f"not verified against the paper: {method.unverified}"]
     return lines
+
+
+def _folded(line: str) -> str:
+    """A line for the terminal, folded behind its label or the mark of its list."""
+    label = re.match(r"\w* {2,}(- )?", line)
+    return folded(line, label.end() if label else 0)
 
 
 def unusual_axes(method: Method) -> list[str]:

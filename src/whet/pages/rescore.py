@@ -12,9 +12,8 @@ from whet.pages.chart_specs import chart, line
 from whet.pages.render import Figure, PageTable, TextCard, Tile, render
 from whet.pages.reward_dry_run import shortened
 from whet.record.metrics.distribution import TOTAL, is_flat
-from whet.record.text import headline, metric_text, number, percent
+from whet.record.text import WIDTH, headline, metric_text, number, percent
 
-WIDTH = 100
 MOST_CHANGED = 6
 
 

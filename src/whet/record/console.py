@@ -30,6 +30,7 @@ from whet.record.run_kinds import RunKind, StepMetric, kind_of
 from whet.record.text import (
     ASCII_BLOCKS,
     BLOCKS,
+    WIDTH,
     duration,
     headline,
     label,
@@ -44,7 +45,6 @@ from whet.record.text import (
 )
 from whet.types import Prompt, Sample, StepReport
 
-WIDTH = 80
 STEPS_FOR_ETA = 20
 NOT_EVALUATED = "not evaluated: no held-out rows; give eval.source (`whet data split` makes them)"
 SWITCHED_OFF = "not evaluated: eval.prompts is 0"

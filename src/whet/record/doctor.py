@@ -29,10 +29,8 @@ from whet.record.log import (
 )
 from whet.record.run import MOST_BETWEEN, RunRecord, StepTotals
 from whet.record.run_folder import is_locked
-from whet.record.text import count_of
+from whet.record.text import WIDTH, count_of
 from whet.types import StepReport, WhetError
-
-WIDTH = 100
 
 
 @dataclass(frozen=True)

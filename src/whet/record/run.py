@@ -244,7 +244,7 @@ def verdict(run: RunRecord) -> str:
     if opening:
         return f"{opening}: {outcome}{remark}."
     ended = f"; it ended early: {run.summary['ended']}" if run.summary.get("ended") else ""
-    return f"{outcome[0].upper()}{outcome[1:]} in {length}{remark}{ended}."
+    return f"{outcome[0].upper()}{outcome[1:]}{remark}. It took {length}{ended}."
 
 
 def _outcome(run: RunRecord) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from itertools import pairwise
@@ -11,6 +12,7 @@ from typing import Any
 from whet.record.metrics.intervals import IntervalEstimate
 
 ABSENT = "-"
+WIDTH = 80  # of a terminal; what is written for one folds its prose there
 ACCURACY_NAMES = ("accuracy", "correct", "correctness", "exact", "exact_match")
 RATES = frozenset(
     {*ACCURACY_NAMES, "truncated", "shared", "uniform_groups", "alike", "confidence", "calibration_error", "right_kept"}
@@ -136,7 +138,8 @@ def saving_text(saving: Mapping[str, float]) -> str:
     failed = f", {saving['failed']:.0f} failed" if saving["failed"] else ""
     return (
         f"{saving['saves']:.0f} saved{failed}; steps waited {duration(saving['held'])} for it "
-        f"({percent(saving['held'] / wall)} of the run), {duration(saving['behind'])} of writing behind them; "
+        f"({percent(saving['held'] / wall)} of the time since start-up), "
+        f"{duration(saving['behind'])} of writing behind them; "
         f"a kill would have lost at most {count_of(int(saving['most_lost']), 'step')}"
     )
 
@@ -175,6 +178,21 @@ def aligned(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
         "  ".join(side(cell, width) for side, cell, width in zip(sides, row, widths, strict=True)).rstrip()
         for row in rows
     ]
+
+
+def listing(entries: Mapping[str, str]) -> str:
+    """Names, and to the right of each what is said of it, folded to the width of a terminal."""
+    left = max(map(len, entries)) + 2
+    return "\n".join(folded(f"{name:{left}}{about}".rstrip(), left) for name, about in entries.items())
+
+
+def folded(line: str, indent: int = 0) -> str:
+    """A line folded to the width of a terminal at its spaces; what follows is indented."""
+    head, rest = line[:indent], line[indent:]
+    lines = textwrap.wrap(
+        rest, WIDTH, initial_indent=head, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+    )
+    return "\n".join(lines or [head.rstrip()])
 
 
 def json_values(value: Any) -> Any:

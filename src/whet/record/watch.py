@@ -163,7 +163,9 @@ def _health(run: RunRecord, width: int) -> list[Text]:
     if not run.steps and story.state != "failed":
         return []
     if story.state not in ("failed", "problem"):
-        return [Text(line, style="dim") for line in _folded(plain(f"health fine: {story.headline}"), max(20, width))]
+        # what is printed behind a run that has ended says the same
+        said = f"health fine: {story.headline}" if run.status == "running" else "health fine"
+        return [Text(line, style="dim") for line in _folded(plain(said), max(20, width))]
     lines: list[Text] = []
     sentences = [story.headline, *story.evidence[:2]] if story.state == "failed" else [story.headline]
     sentences += [f"change: {story.change}"] if story.change else []

@@ -119,10 +119,10 @@ NO_ENTRY = ForeignName(note="no counterpart")
 def translate(
     trainer: str,
     given: Mapping[str, Any],
+    devices: int = 1,
     *,
     changed: Sequence[str] | None = None,
     rows: int | None = None,
-    devices: int = 1,
 ) -> Translation:
     """The run of a trainer (a key of `DEFAULTS`) that was given these values, by its own names.
 
@@ -240,8 +240,8 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     return make() if make is not dataclasses.MISSING else field.default
 
 
-def from_command(command: str) -> tuple[str, dict[str, Any]]:
-    """(trainer, its values) of a command line of verl, OpenRLHF or TRL, a shell script with one, or a YAML file."""
+def from_command(command: str) -> tuple[str, dict[str, Any], int]:
+    """(trainer, its values, its processes) of a command line, a shell script with one, or a YAML file."""
     if command.strip().endswith(".sh") and len(command.split()) == 1:
         file = readable_file(command.strip(), "a shell script", "give the path of a script, or a command in quotes")
         command = file.read_text(encoding="utf-8")
@@ -249,7 +249,7 @@ def from_command(command: str) -> tuple[str, dict[str, Any]]:
         values = _read_yaml(command.strip())
         if "actor_rollout_ref.actor" not in ".".join(values):
             raise WhetError(f"{command}: not verl's; say whose it is, as in whet migrate 'trl grpo --config {command}'")
-        return "verl rl", values
+        return "verl rl", values, 1
     try:
         words = shlex.split(command.replace("\\\n", " "), comments=True)
     except ValueError as error:
@@ -261,7 +261,19 @@ def from_command(command: str) -> tuple[str, dict[str, Any]]:
     words = [Template(word).safe_substitute(variables) for word in words]
     values = _overrides(words[start:]) if trainer.startswith("verl") else _flags(words[start:])
     file = values.pop("config", None)
-    return trainer, {**(_read_yaml(file) if isinstance(file, str) else {}), **values}
+    return trainer, {**(_read_yaml(file) if isinstance(file, str) else {}), **values}, _processes(words[:start])
+
+
+def _processes(launcher: Sequence[str]) -> int:
+    """How many processes accelerate (which counts those of all machines) or torchrun starts; 1 where neither says."""
+    given = {key.replace("-", "_"): value for key, value in _flags(launcher).items()}
+
+    def count(name: str) -> int:
+        value = given.get(name)
+        value = value[0] if isinstance(value, list) else value  # what follows is the script
+        return int(value) if isinstance(value, str) and value.isdigit() else 1
+
+    return count("num_processes") * count("nproc_per_node") * count("nnodes")
 
 
 def _program(words: Sequence[str]) -> tuple[str, int]:

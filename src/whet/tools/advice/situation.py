@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from whet.record.text import WIDTH, folded
 from whet.tools.advice.guide import FILES, GOALS, Advice, Situation
 from whet.types import WhetError
 
-WIDTH = 100
 NO_ANSWERS = (
     "no flag was given and there is no terminal to ask on; give some of --signal (verifiable, preferences, labels, "
     "demonstrations, reward_model), --model-size BILLIONS, --moe, --memory GIGABYTES, --completion-tokens N, "
@@ -140,7 +140,7 @@ def advice_record(situation: Situation, advice: Advice) -> dict[str, Any]:
 
 def advice_text(situation: Situation, advice: Advice) -> str:
     """The advice as a page for the terminal."""
-    lines = [f"{advice.title} (whet train {advice.recommendation})", f"for {_summary(situation)}"]
+    lines = [f"{advice.title} (whet train {advice.recommendation})", folded(f"for {_summary(situation)}", 4)]
     lines += _section("Why", advice.reasons)
     others = [
         f"{other.title} ({other.method if other.available else 'not in whet yet'}): {other.when}"
