@@ -60,8 +60,8 @@ def test_names_are_those_of_rules_that_can_find_a_problem_in_such_a_run() -> Non
     assert policy("grpo").on_problem == policy("sft").on_problem == usual
     assert policy("grpo", kl_runaway="stop").on_problem == {"KL runaway": "stop", **usual}
     assert policy("grpo", evaluation_falls="lower_rate").on_problem == {"evaluation falls": "lower_rate"}
-    assert policy("grpo", evaluation_falls="report").on_problem == {}
-    assert policy("grpo", **{"Evaluation falls": "report"}).on_problem == {}
+    assert policy("grpo", **{"Evaluation falls": "report"}).on_problem == {"evaluation falls": "report"}
+    assert HealthWatch(policy("grpo", evaluation_falls="report")).look(("evaluation falls: it fell.",), True) == {}
     assert health_policy(resolved("grpo", {"health": {"on_problem": {"entropy collapse": "checkpoint"}}})).on_problem
     for method, name in (
         ("grpo", "too_easy"),

@@ -35,6 +35,8 @@ class HealthWatch:
         taken: dict[HealthAction, str] = {}
         for name, count in self.streaks.items():
             action = self.policy.on_problem[name]
+            if action == "report":
+                continue
             is_due = is_evaluated if RULES[name].by_evaluation else count % self.policy.after_steps == 0
             if is_due and action not in taken:
                 held = "" if RULES[name].by_evaluation else f" has held for {count} steps"

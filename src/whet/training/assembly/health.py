@@ -15,7 +15,6 @@ from whet.record.sections import HealthSection
 from whet.reward.combine import RewardPart
 from whet.settings.layers import flattened
 from whet.training.config import Config, PolicyConfig, PreferenceConfig
-from whet.training.health_actions import HealthAction
 from whet.types import WhetError, did_you_mean
 
 
@@ -43,13 +42,12 @@ def health_policy(config: Config) -> HealthSection:
     # what the clock says is not recorded with the steps, and a note is no problem
     able = [rule for rule in RULES.values() if not rule.is_timed and not rule.is_note and kinds & set(rule.kinds)]
     known = {rule.name.lower(): rule.name for rule in able}
-    chosen: dict[str, HealthAction] = {}
+    chosen: dict[str, str] = {}
     for problem, action in section.on_problem.items():
         name = problem.lower().replace("_", " ")
         if name not in known:
             names = ", ".join(rule.replace(" ", "_") for rule in known.values())
             hint = did_you_mean(name, known) or f"; it has {names}"
             raise WhetError(f"health.on_problem.{problem}: no rule of such a run finds a problem of this name{hint}")
-        if action != "report":
-            chosen[known[name]] = action
+        chosen[known[name]] = action
     return section.model_copy(update={"on_problem": chosen})
