@@ -39,8 +39,8 @@ class HealthWatch:
                 continue
             is_due = is_evaluated if RULES[name].by_evaluation else count % self.policy.after_steps == 0
             if is_due and action not in taken:
-                held = "" if RULES[name].by_evaluation else f" has held for {count} steps"
-                taken[action] = f"{ACTIONS[action]}: {name}{held}{self._effect(name, action)}."
+                lasted = "" if RULES[name].by_evaluation else f" has held for {count} steps"
+                taken[action] = f"{ACTIONS[action]}: {name}{lasted}{self._effect(name, action)}."
         return taken
 
     def _effect(self, name: str, action: HealthAction) -> str:
