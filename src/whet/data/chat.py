@@ -191,7 +191,7 @@ def check_context(
         )
     fix = "shorten the prompt, leave such rows out with data.unusable=drop, or use a model with a longer context"
     if length < context:
-        fix = f"lower max_new_tokens to {context - length}, {fix}"
+        fix = f"give sampling.max_new_tokens={context - length}, {fix}"
     raise WhetError(
         f"prompt {prompt.id!r}{others}: {length} tokens and max_new_tokens {max_new_tokens} make "
         f"{length + max_new_tokens}; {expected}; {fix}"
