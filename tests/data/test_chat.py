@@ -300,7 +300,8 @@ def test_context() -> None:
     prompts = [Prompt("short", (), "a"), Prompt("long", (), "b"), Prompt("longest", (), "c")]
     check_context(prompts, [1, 20, 24], max_new_tokens=8, context=32)
     with pytest.raises(
-        WhetError, match=r"'longest' \(and 1 more\): 30 tokens .*make 38; .*context of 32; give sampling.max_new_tokens=2,"
+        WhetError,
+        match=r"'longest' \(and 1 more\): 30 tokens .*make 38; .*context of 32; give sampling.max_new_tokens=2,",
     ):
         check_context(prompts, [1, 25, 30], max_new_tokens=8, context=32)
     with pytest.raises(WhetError, match=r"'longest': 32 tokens .*; shorten the prompt, leave such rows out"):

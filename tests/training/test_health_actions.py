@@ -56,10 +56,10 @@ def test_names_are_those_of_rules_that_can_find_a_problem_in_such_a_run() -> Non
     def policy(method: str, **on_problem: str) -> HealthSection:
         return health_policy(resolved(method, {"health": {"on_problem": on_problem}}))
 
-    usual = {"evaluation falls": "stop"}
+    usual = {"evaluation falls": "lower_rate"}
     assert policy("grpo").on_problem == policy("sft").on_problem == usual
     assert policy("grpo", kl_runaway="stop").on_problem == {"KL runaway": "stop", **usual}
-    assert policy("grpo", evaluation_falls="lower_rate").on_problem == {"evaluation falls": "lower_rate"}
+    assert policy("grpo", evaluation_falls="stop").on_problem == {"evaluation falls": "stop"}
     assert policy("grpo", **{"Evaluation falls": "report"}).on_problem == {"evaluation falls": "report"}
     assert HealthWatch(policy("grpo", evaluation_falls="report")).look(("evaluation falls: it fell.",), True) == {}
     assert health_policy(resolved("grpo", {"health": {"on_problem": {"entropy collapse": "checkpoint"}}})).on_problem
@@ -74,8 +74,8 @@ def test_names_are_those_of_rules_that_can_find_a_problem_in_such_a_run() -> Non
     for idle in (
         {"after_steps": 5},
         {"after_steps": 5, "on_problem": {"kl_runaway": "report", "Evaluation falls": "lower_rate"}},
-        {"rate_factor": 0.1},
-        {"rate_factor": 0.1, "on_problem": {"clipping": "stop"}},
+        {"rate_factor": 0.1, "on_problem": {"evaluation_falls": "report"}},
+        {"rate_factor": 0.1, "on_problem": {"clipping": "stop", "evaluation falls": "stop"}},
     ):
         with pytest.raises(WhetError, match="no effect"):
             resolved("grpo", {"health": idle})
@@ -158,8 +158,8 @@ def test_every_rank_does_what_the_first_one_decides() -> None:
     assert progress.streaks == {"KL runaway": 1}
 
 
-def test_a_run_that_falls_ends_by_itself_and_names_the_better_model(tmp_path: Path) -> None:
-    """By default; the better one may be the model that it began with."""
+def test_a_run_that_falls_goes_on_at_a_lower_rate_or_ends_and_names_the_better_model(tmp_path: Path) -> None:
+    """Which may be the model that it began with."""
     held_out, asked = 40, [{"prompt": f"{number}?", "answer": "eval"} for number in range(40)]
     rows = [{"prompt": f"{number}!", "answer": "train"} for number in range(8)]
 
@@ -184,13 +184,19 @@ def test_a_run_that_falls_ends_by_itself_and_names_the_better_model(tmp_path: Pa
         )
         return {"steps": read_run(tmp_path / name).num_steps, **summaries[0]}
 
-    fallen = ending((0.0, 1.0), "risen")
+    stop = {"health": {"on_problem": {"evaluation_falls": "stop"}}}
+    fallen = ending((0.0, 1.0), "risen", **stop)
     assert fallen["steps"] == 3 and fallen["status"] == "finished" and fallen["ended_by"] == "health"
     assert fallen["ended"].endswith("to go on, resume with health.on_problem.evaluation_falls=report.")
     assert fallen["next"] == f"whet sample {tmp_path / 'risen' / 'best'}"
     assert "best (step 1" in fallen["models"] and "began with" not in fallen["models"]
-    worse = ending((1.0,), "worse")
+    worse = ending((1.0,), "worse", **stop)
     assert worse["steps"] == 2 and worse["next"] == f"whet sample {tmp_path / 'worse'}"
     assert worse["models"].endswith("loads final; the model it began with evaluated as well or better")
-    reported = ending((0.0, 1.0), "reported", health={"on_problem": {"evaluation_falls": "report"}})
-    assert reported["steps"] == 4 and "ended" not in reported
+    usual = ending((0.0, 1.0), "usual")
+    assert usual["steps"] == 4 and "ended" not in usual and usual["next"].endswith("best")
+    assert rates(tmp_path / "usual") == pytest.approx(
+        [1e-4, 1e-4, 1e-4, 5e-5]
+    )  # what is seen after step 2 is known in 3
+    assert ending((0.0, 1.0), "reported", health={"on_problem": {"evaluation_falls": "report"}})["steps"] == 4
+    assert rates(tmp_path / "reported") == pytest.approx([1e-4] * 4)

@@ -56,7 +56,7 @@ class HealthSection(Section):
     """`[health]`: what the run does on its own about a problem that lasts."""
 
     on_problem: dict[str, Literal["stop", "checkpoint", "lower_rate", "report"]] = Field(
-        {EVALUATION_FALLS: "stop"},
+        {EVALUATION_FALLS: "lower_rate"},
         description="what to do about a problem, by the name of its rule (docs/doctor.md): KL_runaway = lower_rate; "
         "report: only say it",
     )

@@ -20,7 +20,8 @@ from whet.types import WhetError
 
 INPUTS = "inputs.json"
 REWARD = "reward"
-# settings that do not decide what is trained, only how long, how fast, and what is kept of it
+# settings that do not decide what is trained, only how long, how fast, and what is kept of it; what is done about an
+# evaluation that falls is said in the log
 FREE = (
     "steps", "hours", "folder", "report", "eval.every", "eval.stop_after", "health.on_problem.evaluation_falls",
     "batch.micro_batch_tokens",
