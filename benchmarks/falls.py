@@ -108,11 +108,11 @@ def by_case(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         fallen = [record for record in off if fell_early(record)]
         if not fallen:
             continue
-        rows[f"{TITLES[case]}: {OFF}"] = {"of": len(off), **outcome(fallen)}
-        rows[f"{TITLES[case]}: stop"] = {"of": len(off), **outcome(fallen, stops=True)}
+        rows[f"{TITLES[case]}, {OFF}"] = {"of": len(off), **outcome(fallen)}
+        rows[f"{TITLES[case]}, stop"] = {"of": len(off), **outcome(fallen, stops=True)}
         for action in ACTIONS:
             if members := [record for record in own if record["tags"]["action"] == action]:
-                rows[f"{TITLES[case]}: {action}"] = {"of": len(off), **outcome(members)}
+                rows[f"{TITLES[case]}, {action}"] = {"of": len(off), **outcome(members)}
     return rows
 
 

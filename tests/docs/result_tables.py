@@ -38,7 +38,7 @@ finished
 |---|---|---|---|---|---|---|
 | {other_defaults/rows/*} | `{other_defaults/rows/*/key}` | {other_defaults/rows/*/start:.1%} | {other_defaults/rows/*/at_today:.1%} ({other_defaults/rows/*/today}) | {other_defaults/rows/*/at_best:.1%} ({other_defaults/rows/*/best}) | {other_defaults/rows/*/fine} | {other_defaults/rows/*/losing} |""",
     "falls": """\
-| runs that fell: what is done | runs | best | last | steps |
+| what is done about a fall | runs | best | last | steps |
 |---|---|---|---|---|
 | {falls/rows/*} | {falls/rows/*/runs} of {falls/rows/*/of} | {falls/rows/*/best:.1%} | {falls/rows/*/last:.1%} | {falls/rows/*/steps:.0f} |""",
     "every_method": """\

@@ -96,5 +96,7 @@ def test_the_history_reads_as_a_table(tmp_path):
     text = history_text([asdict(change) for change in history(path)])
     assert "2026-01-02 12:00  aaaa         -> bbbb" in text
     assert "reason    too generous" in text and "expected  fewer lucky answers" in text
+    assert max(map(len, text.splitlines())) <= 80
+    text = " ".join(text.split())
     assert "held-out accuracy 10.0% -> 65.0% (the reward before: 60.0%)" in text
     assert "total 0.200 -> 0.700" in text

@@ -238,5 +238,5 @@ def test_the_pages_of_methods_say_what_they_need():
         shown = CliRunner().invoke(app, ["explain", name]).output
         assert f"whet train {name} --env file.py:Class" in shown
     assert "whet train gigpo --env" not in CliRunner().invoke(app, ["explain", "gigpo"]).output
-    listed = CliRunner().invoke(app, ["algorithms"]).output
-    assert all(f"| {name} " in listed for name in ("echo", "rae", "rloo_turns", "gigpo"))
+    listed = {line.partition(" ")[0] for line in CliRunner().invoke(app, ["algorithms"]).output.splitlines()}
+    assert {"echo", "rae", "rloo_turns", "gigpo"} <= listed

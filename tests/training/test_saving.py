@@ -175,7 +175,7 @@ def test_a_run_says_what_saving_cost_and_a_kill_would_have(tmp_path):
     assert (account["saves"], account["failed"], account["most_lost"]) == (3, 0, account["most_lost"])
     assert 3 <= account["most_lost"] <= 6 and 0 < account["held"] < account["wall"] and account["behind"] > 0
     text = saving_text({**account, "most_lost": 5, "held": 1.0, "wall": 50.0})
-    assert "3 saved;" in text and "2.0% of the run" in text and "at most 5 steps" in text
+    assert "3 saved;" in text and "2.0% of the time since start-up" in text and "at most 5 steps" in text
 
 
 # refused and broken off
