@@ -58,7 +58,7 @@ class HealthSection(Section):
     on_problem: dict[str, Literal["stop", "checkpoint", "lower_rate", "report"]] = Field(
         {EVALUATION_FALLS: "lower_rate"},
         description="what to do about a problem, by the name of its rule (docs/doctor.md): KL_runaway = lower_rate; "
-        "report: only say it",
+        "report: only say it. That of evaluation_falls was measured: docs/defaults.md",
     )
     after_steps: int = Field(
         3, ge=1, le=MOST_STEPS, description="consecutive steps in which the problem must hold before that is done"
