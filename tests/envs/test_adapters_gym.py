@@ -228,6 +228,7 @@ class TestGymnasium:
             ),
             ({"id": "FrozenLake-v1", "observation": "text"}, "observation is 'text'; give env.settings.observation="),
             ({"id": "FrozenLake-v1", "observation": str, "actions": ["up"]}, "actions has 1 names, and its space 4"),
+            ({"id": "FrozenLake-v1", "observation": str, "actions": "left"}, "actions is the text 'left'; expected a"),
         ],
     )
     def test_what_does_not_fit_is_refused_when_it_is_made(self, settings, complaint):

@@ -648,6 +648,11 @@ async def hangs(client, row):
     await client.chat.completions.create(model="gpt-4o", messages=row["messages"])
     await asyncio.sleep(60)
 
+async def silent(client, row):
+    if row["id"] != "p1":
+        await client.chat.completions.create(model="gpt-4o", messages=row["messages"])
+    return 1.0
+
 def blocking(client, row):
     return 1.0
 """
@@ -690,6 +695,9 @@ def test_a_function_that_raises_or_hangs_fails_or_ends_alone(play_function):
     assert {sample.stop for sample in groups[1]} == {StopReason.FAILED} and groups[0][0].stop is not StopReason.FAILED
     assert any("RuntimeError: no luck" in line and "p1#" in line for line in notes.failures)
     assert notes.counts["failed_episodes"] == 2 and notes.counts["unreported_rewards"] == 2
+    _, _, notes, _ = play_function("silent")
+    assert all("its function made no call with its client" in line and "p1#" in line for line in notes.failures)
+    assert notes.counts["silent_programs"] == len(notes.failures) == 2
     began = time.monotonic()
     _, groups, _, _ = play_function("hangs", seconds=1.0)
     assert {sample.stop for samples in groups for sample in samples} == {StopReason.SECONDS}

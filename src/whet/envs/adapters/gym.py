@@ -74,7 +74,7 @@ class StepEnvironment:
         self._action = (
             function_of(action, "action")
             if action
-            else _action_of(getattr(env, "action_space", None), tuple(actions), self._name)
+            else _action_of(getattr(env, "action_space", None), actions, self._name)
         )
         space = getattr(env, "action_space", None)
         # what another space contains is a matter of types too, and its environment may take more
@@ -183,7 +183,9 @@ def _observation_of(env: Any, setting: Callable[[Any], str] | str | None, name: 
     return lambda shown: shown
 
 
-def _action_of(space: Any, names: tuple[str, ...], name: str) -> Callable[[str], Any]:
+def _action_of(space: Any, names: Sequence[str], name: str) -> Callable[[str], Any]:
+    if isinstance(names, str):  # its letters would be taken for names
+        raise WhetError(f"{name}: actions is the text {names!r}; expected a list of names, as in ['up', 'down']")
     kind = type(space).__name__ if hasattr(space, "contains") else "NoneType"  # gem calls a list of texts so too
     if names and kind != "Discrete":
         raise WhetError(f"{name}: actions names the numbers of a Discrete space, and its space is {kind}; drop it")

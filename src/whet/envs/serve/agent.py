@@ -332,7 +332,8 @@ class AgentRunner:
             return self._fail(episode, f"{how}{complaint}")
         if not record.num_calls:
             self._counts["silent_programs"] += 1
-            return self._fail(episode, "its program made no call to the endpoint in OPENAI_BASE_URL")
+            silent = "its program made no call to the endpoint in OPENAI_BASE_URL"
+            return self._fail(episode, silent if self._agents is None else "its function made no call with its client")
         self._has_worked = True
         if not record.is_scored:
             self._counts["unreported_rewards"] += 1
