@@ -7,8 +7,8 @@
     python benchmarks/plan_check.py --recheck                    # today's planner beside the peaks recorded there
 
 Weights are random, of a real model's shape, made on the device. A configuration runs two steps of the loop's own
-trainer; its peak is torch's (allocated, reserved) on a GPU and the resident memory of the process on a CPU. `ratio` is
-plan over peak. `--recheck` measures nothing: peaks, their date, commit and machine stay as they are, the plans are made
+trainer; its peak is torch's (allocated, reserved) on a GPU and the resident memory of the process on a CPU, where malloc
+gives freed blocks back. `ratio` is plan over peak. `--recheck` measures nothing: peaks, their date, commit and machine stay as they are, the plans are made
 anew, and `estimate` says by which commit.
 """
 
@@ -38,6 +38,8 @@ GPU_SHAPES = {
     "7b": "qwen2.5-7b",
     "135m": "smollm2-135m",
 }
+# malloc gives freed blocks of so many bytes back: what it would keep of them is in no plan
+ON_CPU = {"CUDA_VISIBLE_DEVICES": "", "MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
 NO_KL = {"objective": {"kl": "none"}}
 
 
@@ -391,7 +393,7 @@ def one_in_a_process(name: str, chosen: argparse.Namespace, on_cpu: bool) -> dic
     """Measure one case in a process of its own: its peak must be its own."""
     flags = [flag for flag, wanted in (("--cpu", chosen.cpu), ("--tiny", chosen.tiny)) if wanted]
     command = [sys.executable, str(Path(__file__).resolve()), "--one", name, *flags]
-    environment = {**os.environ, **({"CUDA_VISIBLE_DEVICES": ""} if on_cpu else {})}
+    environment = {**os.environ, **(ON_CPU if on_cpu else {})}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     said = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]
     if done.returncode or not said:
