@@ -7,9 +7,9 @@
     python benchmarks/plan_check.py --recheck                    # today's planner beside the peaks recorded there
 
 Weights are random, of a real model's shape, made on the device. A configuration runs two steps of the loop's own
-trainer; its peak is torch's (allocated, reserved) on a GPU and the resident memory of the process on a CPU, where malloc
-gives freed blocks back. `ratio` is plan over peak. `--recheck` measures nothing: peaks, their date, commit and machine stay as they are, the plans are made
-anew, and `estimate` says by which commit.
+trainer; its peak is torch's (allocated, reserved) on a GPU, and on a CPU the resident memory of the process, whose
+malloc gives freed blocks back. `ratio` is plan over peak. `--recheck` measures nothing: peaks, their date, commit and
+machine stay as they are, the plans are made anew, and `estimate` says by which commit.
 """
 
 from __future__ import annotations
