@@ -107,6 +107,12 @@ class DataSource:
         """Demonstrations, pairs, rankings and labels: a task writes them, a file may hold them, others have none."""
         return self.kind not in (SourceKind.GYM, SourceKind.SEEDS)
 
+    def files(self) -> list[Path]:
+        """Those that its rows are read from; none of other kinds."""
+        if self.parts:
+            return [file for part, _ in self.parts for file in parse_source(part).files()]
+        return [Path(self.name).expanduser()] if self.kind is SourceKind.FILE else []
+
     def unused_keys(self) -> dict[str, str]:
         """Keys of the config's data section that this kind of source does not read, with what they are for."""
         return {key: _PLURAL[kinds[0]] for key, kinds in _KEYS.items() if self.kind not in kinds}

@@ -145,6 +145,28 @@ def test_a_student_reads_demonstrations_in_the_form_in_which_it_teaches_itself()
     assert "demonstrations" not in {entry.name for entry in entries(**TINY)}
 
 
+def test_a_given_student_begins_as_it_is_where_there_are_no_demonstrations(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"prompt": "1+1=", "answer": "2"}\n')
+    source = {"source": str(file)}
+    given = {"teacher": "whetstone", "reward": {"parts": [{"reward": "exact_answer"}]}, "data": source}
+    given |= {"eval": {"source": str(file), "prompts": 1}, "compare": ["traces", "on_policy"]}
+    student = {"student": {"name": "whetstone"}}
+    found = {entry.name: entry for entry in entries(**given, **student)}
+    assert "warm-student" not in found and "eval-student" in found
+    assert found["traces-sft"].start == found["on_policy"].start == "student"
+    assert found["eval-on_policy"].against == "eval-student"
+    assert found["comparison"].evals == ("eval-traces-sft", "eval-on_policy")
+    assert "warm-student" in {entry.name for entry in entries(**given, **student, demonstrations=str(file))}
+    with pytest.raises(WhetError, match="made out of the teacher is warmed up first"):
+        entries(**given)
+    with pytest.raises(WhetError, match="self shows the student demonstrations"):
+        entries(**{**given, "compare": ["traces", "self"]}, **student)
+    idle = DistillSettings(pipeline="distill", **given, **student).idle()
+    assert set(idle) >= {"warm", "warm_rows", "reading_rows"}
+    assert "warm" not in DistillSettings(pipeline="distill", **given, **student, demonstrations=str(file)).idle()
+
+
 def test_a_choice_of_a_way_keeps_its_method():
     settings = DistillSettings(pipeline="distill", on_policy={"steps": 3}, self_teaching={"steps": 3})
     assert (settings.on_policy.method, settings.self_teaching.method) == ("opd_full", "sdft")

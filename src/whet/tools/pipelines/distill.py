@@ -58,7 +58,7 @@ class DistillSettings(PipelineSettings):
     teacher: str = Field("", description="a model or run folder; empty, on a task: the policy after teacher_rl")
     teacher_rl: RLChoice = Field(RLChoice(), description="makes the teacher on a task, where none is given")
     student: StudentChoice = StudentChoice()
-    demonstrations: str = Field("", description="that the student sees before anything else; a task: its own")
+    demonstrations: str = Field("", description="that the student sees first; a task: its own; empty: a given student begins as it is")
     warm_rows: amounts.CountOrNone = Field(0, description="demonstrations of that warm-up; 0: all of a file")
     reading_rows: amounts.CountOrNone = Field(
         0,
@@ -92,7 +92,16 @@ class DistillSettings(PipelineSettings):
 
     def idle(self) -> dict[str, str]:
         why = "has no effect: the teacher is given; drop one of them"
-        return super().idle() | ({"teacher_rl": why} if self.teacher else {})
+        idle = super().idle() | ({"teacher_rl": why} if self.teacher else {})
+        if self.warmed_on:
+            return idle
+        why = "has no effect: the student begins as it is; give --set demonstrations=FILE to warm it up"
+        return idle | dict.fromkeys(("warm", "warm_rows", "reading_rows"), why)
+
+    @property
+    def warmed_on(self) -> str:
+        """What the student sees first; nothing where a model is given and the data are no task of ours."""
+        return self.demonstrations or (self.data.source if self.data.parsed_source.is_task else "")
 
 
 def distill_entries(settings: DistillSettings) -> list[StageEntry]:
@@ -103,22 +112,26 @@ def distill_entries(settings: DistillSettings) -> list[StageEntry]:
     if settings.compare[0] != WAYS[0]:
         raise WhetError(f"compare: {WAYS[0]} comes first; what it takes is what the others may spend")
     reward, source = require_reward(settings), settings.data.parsed_source
-    shown = settings.demonstrations or (settings.data.source if source.is_task else "")
+    shown = settings.warmed_on
     if not settings.teacher and not source.is_task:
         raise WhetError("no teacher: give --set teacher=FOLDER, a run or a model larger than the student")
-    if not shown:
-        raise WhetError("the student's warm-up has no demonstrations; give --set demonstrations=FILE")
+    student = settings.student
+    if not shown and not student.name:
+        raise WhetError("a student made out of the teacher is warmed up first; give --set demonstrations=FILE")
+    if not shown and "self" in settings.compare:
+        raise WhetError("compare: self shows the student demonstrations; give --set demonstrations=FILE, or drop it")
     entries: list[StageEntry] = []
     teacher = settings.teacher
     if not teacher:
         teacher = "teacher"
         entries.append(RLEntry(name=teacher, reward=reward, **settings.teacher_rl.values()))
-    student, warm = settings.student, {"data": shown, "rows": settings.warm_rows}
-    if settings.reading_rows:
+    warm = {"data": shown, "rows": settings.warm_rows}
+    if settings.reading_rows and shown:
         template = shown_template(settings.self_teaching)
         sources = (MixSource(**warm), MixSource(data=shown, rows=settings.reading_rows, template=template))
         entries.append(MixEntry(name=READ, sources=sources))
         warm = {"data": READ}
+    start = TAUGHT if shown else STUDENT
     entries += [
         StudentEntry(
             name=STUDENT,
@@ -128,11 +141,11 @@ def distill_entries(settings: DistillSettings) -> list[StageEntry]:
             from_scratch=student.from_scratch,
             seed=settings.seed,
         ),
-        SFTEntry(name=TAUGHT, start=STUDENT, **warm, **settings.warm.values()),
+        *([SFTEntry(name=TAUGHT, start=STUDENT, **warm, **settings.warm.values())] if shown else []),
         *settings.traces.entries(teacher, (TRACES, KEPT)),
-        SFTEntry(name=WAYS[0] + "-sft", start=TAUGHT, data=KEPT, **settings.imitate.values()),
+        SFTEntry(name=WAYS[0] + "-sft", start=start, data=KEPT, **settings.imitate.values()),
     ]
-    budget = {"student": STUDENT, "traces": TRACES, "imitation": WAYS[0] + "-sft", "start": TAUGHT}
+    budget = {"student": STUDENT, "traces": TRACES, "imitation": WAYS[0] + "-sft", "start": start}
     for way in settings.compare[1:]:
         choice = {"on_policy": settings.on_policy, "self": settings.self_teaching, "rl": settings.rl}[way]
         taught = {"teacher": teacher} if way == "on_policy" else {}
@@ -142,7 +155,7 @@ def distill_entries(settings: DistillSettings) -> list[StageEntry]:
         if choice.method == SAMPLED and "objective" not in choice.train:
             values["train"] = merged(OVER_DISTRIBUTIONS, choice.train)
         entries.append(MatchedEntry(name=way, **budget, **taught, **scored, **shown_to, **values))
-    return measured_entries(settings, entries, teacher)
+    return measured_entries(settings, entries, teacher, start)
 
 
 def shown_template(choice: RLChoice) -> str:
@@ -151,19 +164,21 @@ def shown_template(choice: RLChoice) -> str:
     return teacher.get("template") or TEMPLATES[teacher["context"]]
 
 
-def measured_entries(settings: DistillSettings, entries: list[StageEntry], teacher: str) -> list[StageEntry]:
-    """The entries with an eval of the teacher, of the warmed student and of what each way made of it."""
+def measured_entries(
+    settings: DistillSettings, entries: list[StageEntry], teacher: str, start: str
+) -> list[StageEntry]:
+    """The entries with an eval of the teacher, of the student that the ways begin with and of what each made of it."""
     if not can_evaluate(settings):
         return entries
     measured: list[StageEntry] = [] if not settings.teacher else [EvalEntry(name="eval-teacher", model=teacher)]
     evals = []
     for entry in entries:
         measured.append(entry)
-        if "model" in entry.gives and entry.name != STUDENT:
-            against = f"eval-{TAUGHT}" if entry.name not in (TAUGHT, teacher) else NOBODY
+        if "model" in entry.gives and (entry.name != STUDENT or start == STUDENT):
+            against = f"eval-{start}" if entry.name not in (start, teacher) else NOBODY
             measured.append(EvalEntry(name=f"eval-{entry.name}", model=entry.name, against=against))
             evals.append(f"eval-{entry.name}")
-    ways = [name for name in evals if name not in (f"eval-{TAUGHT}", "eval-teacher")]
+    ways = [name for name in evals if name not in (f"eval-{start}", "eval-teacher")]
     return [*measured, CompareEntry(name="comparison", evals=tuple(ways))] if len(ways) > 1 else measured
 
 

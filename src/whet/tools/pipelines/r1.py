@@ -14,7 +14,7 @@ from whet.tools.pipelines.library.entry import StageEntry
 from whet.tools.pipelines.library.evaluation import RecheckEntry, with_evals
 from whet.tools.pipelines.library.sampling import MixEntry, MixSource
 from whet.tools.pipelines.library.trainings import RewardModelEntry, RLEntry, SFTEntry
-from whet.tools.pipelines.settings import Pipeline, PipelineSettings, is_scored
+from whet.tools.pipelines.settings import Pipeline, PipelineSettings, benchmark_reward, is_scored
 from whet.types import WhetError
 
 RECORDED = 65_536  # groups per step: all of them
@@ -58,10 +58,13 @@ class R1Settings(PipelineSettings):
 
 
 def reasoning_reward(settings: PipelineSettings) -> RewardSection:
-    """The reward as given; on a task without one, right answer, format and language, all of weight 1 (2501.12948)."""
+    """The reward as given; on a task without one, right answer, format and language, all of weight 1 (2501.12948); a
+    benchmark's file comes with its own."""
     source = settings.data.parsed_source
-    if is_scored(settings.reward) or not source.is_task:
+    if is_scored(settings.reward):
         return settings.reward
+    if not source.is_task:
+        return benchmark_reward(settings.data.source)
     names = dict.fromkeys(task.reward for task in source.tasks())
     if len(names) > 1:
         return settings.reward

@@ -10,6 +10,7 @@ import tomli_w
 from pydantic import BeforeValidator, Field
 
 from whet.data.sections import DataSection
+from whet.data.source import parse_source
 from whet.model.sections import ModelSection
 from whet.reward.sections import RewardPartSection, RewardSection, SandboxSection
 from whet.rollout.sections import SamplingSection
@@ -146,13 +147,20 @@ def shared_values(settings: PipelineSettings, names: Sequence[str]) -> dict[str,
 
 
 def answer_reward(settings: PipelineSettings) -> RewardSection:
-    """What says whether a held-out completion is right: eval.reward, else the first part of the reward."""
+    """What says whether a held-out completion is right: eval.reward, else the first part of the reward, else what a
+    benchmark's file is judged by."""
     if is_scored(settings.eval.reward):
         return settings.eval.reward
     first = settings.reward.parts[:1]
     if not first or settings.data.parsed_source.is_generated:
-        return RewardSection()
+        return benchmark_reward(settings.eval.source)
     return RewardSection(parts=(RewardPartSection(reward=first[0].reward, settings=first[0].settings),))
+
+
+def benchmark_reward(source: str) -> RewardSection:
+    """The reward that a benchmark's file comes with; of other sources none."""
+    form = parse_source(source).benchmark if source else None
+    return RewardSection(parts=(RewardPartSection(reward=form.reward, settings=form.settings),) if form else ())
 
 
 def task_reward(settings: PipelineSettings) -> tuple[RewardPartSection, ...]:

@@ -271,8 +271,8 @@ class Composition:
             raise self._missing(entry, key, named, "anything else that has a result")
         if wanted.outputs == ("reward_model",) and not Path(named).is_dir():
             raise self._missing(entry, key, named, "the folder of a reward model")
-        if not is_model and parse_source(named).kind == "file" and not Path(named).expanduser().is_file():
-            raise self._missing(entry, key, named, "a file, task:NAME or hub:owner/name")
+        if not is_model and any(not path.is_file() for path in parse_source(named).files()):
+            raise self._missing(entry, key, named, "a file, BENCHMARK:FILE, task:NAME or hub:owner/name")
         return StageInput(source=named, is_model=is_model)
 
     def _stage(self, entry: StageEntry, key: str, named: str, wanted: InputRule) -> StageInput | None:
