@@ -28,6 +28,7 @@ from whet.record.metrics.intervals import share_interval
 
 STEPS, EVALS = 50, 2  # steps of a run, evaluations after its start
 LONG_EVALS = 4  # of a run with more steps
+LONG, FALL_EVERY = 200, 25  # from so many steps on a run is evaluated so often, which shows where it falls
 PROMPTS, GROUP = 32, 8
 EVAL_PROMPTS, MOST_TOKENS = 400, 512
 PASS_TOKENS = 16384  # others have the same GPU's memory
@@ -41,6 +42,8 @@ ALTERNATIVES: dict[str, dict[str, Any]] = {  # what else a default says, against
     "temperature 0.7": {"sampling": {"temperature": 0.7}},
     "256 tokens": {"sampling": {"max_new_tokens": 256}},
     "no KL": {"objective": {"kl": "none"}},
+    "half the rate on a fall": {"health": {"on_problem": {"evaluation_falls": "lower_rate"}}},
+    "64 x 8": {"batch": {"prompts_per_step": 64}, "health": {"on_problem": {"evaluation_falls": "lower_rate"}}},
 }
 
 
@@ -85,6 +88,9 @@ def plans() -> Iterator[Plan]:
     yield Plan("1.5B", "gsm8k", "dr_grpo", RATES[0], steps=80)
     yield Plan("1.5B", "gsm8k", "dr_grpo", 1e-5, lora=True)
     yield Plan("1.5B", "mbpp", "grpo", RATES[0])
+    yield Plan("0.5B", "gsm8k", "dr_grpo", RATES[1], alternative="half the rate on a fall", steps=200)
+    yield Plan("0.5B", "gsm8k", "dr_grpo", RATES[1], alternative="64 x 8", steps=250)
+    yield Plan("0.5B", "gsm8k", "grpo", RATES[1], steps=200)
 
 
 def planned(
@@ -122,7 +128,7 @@ def planned(
                 "batch": {"prompts_per_step": PROMPTS, "group_size": GROUP, "micro_batch_tokens": PASS_TOKENS},
                 "optimizer": {"learning_rate": rate},
                 "sampling": {"max_new_tokens": 48 if tiny else MOST_TOKENS},
-                "eval": {"every": max(1, steps // (EVALS if steps <= STEPS else LONG_EVALS)), "prompts": prompts},
+                "eval": {"every": max(1, steps // (EVALS if steps <= STEPS else LONG_EVALS if steps < LONG else steps // FALL_EVERY)), "prompts": prompts},
                 "report": {"save": "weights", "save_every": 10**9, "samples_per_step": 0, "weights_dtype": "bf16"},
             }
             if taught:
