@@ -42,6 +42,8 @@ ALTERNATIVES: dict[str, dict[str, Any]] = {  # what else a default says, against
     "temperature 0.7": {"sampling": {"temperature": 0.7}},
     "256 tokens": {"sampling": {"max_new_tokens": 256}},
     "no KL": {"objective": {"kl": "none"}},
+}
+GUARDED: dict[str, dict[str, Any]] = {  # long runs as a user has them: what they do about a fall is left to the default
     "half the rate on a fall": {"health": {"on_problem": {"evaluation_falls": "lower_rate"}}},
     "64 x 8": {"batch": {"prompts_per_step": 64}, "health": {"on_problem": {"evaluation_falls": "lower_rate"}}},
 }
@@ -143,7 +145,7 @@ def planned(
             else:
                 settings["data"] = {"source": files[task][0]}
                 settings["eval"]["source"] = files[task][1]
-            for section, values in ALTERNATIVES.get(plan.alternative, {}).items():
+            for section, values in {**ALTERNATIVES, **GUARDED}.get(plan.alternative, {}).items():
                 settings[section] = {**settings.get(section, {}), **values}
             tags = {
                 "model": model,
