@@ -130,7 +130,12 @@ def planned(
                 "batch": {"prompts_per_step": PROMPTS, "group_size": GROUP, "micro_batch_tokens": PASS_TOKENS},
                 "optimizer": {"learning_rate": rate},
                 "sampling": {"max_new_tokens": 48 if tiny else MOST_TOKENS},
-                "eval": {"every": max(1, steps // (EVALS if steps <= STEPS else LONG_EVALS if steps < LONG else steps // FALL_EVERY)), "prompts": prompts},
+                "eval": {
+                    "every": max(
+                        1, steps // (EVALS if steps <= STEPS else LONG_EVALS if steps < LONG else steps // FALL_EVERY)
+                    ),
+                    "prompts": prompts,
+                },
                 "report": {"save": "weights", "save_every": 10**9, "samples_per_step": 0, "weights_dtype": "bf16"},
             }
             if taught:

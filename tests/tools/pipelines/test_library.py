@@ -25,7 +25,7 @@ from whet.tools.pipelines.library.sampling import MixSource, kept_rows, shared_r
 from whet.tools.pipelines.library.trainings import training_seconds
 from whet.tools.pipelines.registry import FilePipelineSettings, entry_of, file_entries
 from whet.tools.pipelines.runner import plan_lines, run_pipeline
-from whet.tools.pipelines.settings import PipelineSettings
+from whet.tools.pipelines.settings import PipelineSettings, answer_reward
 from whet.tools.pipelines.stages import Stage, StageCost, StagePlan, read_json_lines, stage_fingerprints
 from whet.tools.planner.workload import devices
 from whet.training.config import resolved
@@ -308,6 +308,26 @@ def test_a_file_is_planned_run_and_run_again_where_it_changed(tmp_path, monkeypa
     (tmp_path / "my.toml").write_text(FILE.replace('"rejection"', '"rejektion"'))
     refused = CliRunner().invoke(app, ["pipeline", "my.toml"])
     assert refused.exit_code != 0 and not (tmp_path / "runs").exists()
+
+
+def test_a_file_of_a_benchmark_is_asked_and_judged_by_its_own_reward(tmp_path):
+    rows = [{"question": f"{at} + 1?", "answer": f"#### {at + 1}"} for at in range(6)]
+    for name, part in (("train", rows[:4]), ("test", rows[4:])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+    train, test = (f"gsm8k:{tmp_path / name}.jsonl" for name in ("train", "test"))
+    small = {"model": {"device": "cpu", "threads": 1}, "sampling": {"max_new_tokens": 4}, "rounds": 1}
+    ran = run_pipeline(
+        "rejection", {**small, "data": {"source": train}, "eval": {"source": test}, "folder": str(tmp_path / "run")}
+    )
+    drawn = read_json_lines(ran.stages["round1-completions"].folder / "completions.jsonl")
+    assert {row["answer"] for row in drawn} == {"1", "2", "3", "4"}
+    assert ran.stages["eval-base"].result["eval_prompts"] == 2
+    mixed = f"mix:{train},{tmp_path / 'lost.jsonl'}"
+    with pytest.raises(WhetError, match=r"lost.jsonl' is no earlier stage and not a file, BENCHMARK:FILE"):
+        compose(settings(), [SFTEntry(name="sft", data=mixed)])
+    own = {"eval": {"source": test, "reward": {"parts": [{"reward": "exact_answer"}]}}}
+    assert [part.reward for part in answer_reward(settings(**own)).parts] == ["exact_answer"]
+    assert [part.reward for part in answer_reward(settings(eval={"source": test})).parts] == ["math_answer"]
 
 
 def test_r1_needs_demonstrations_and_a_reward_for_files(tmp_path, monkeypatch):

@@ -58,7 +58,9 @@ class DistillSettings(PipelineSettings):
     teacher: str = Field("", description="a model or run folder; empty, on a task: the policy after teacher_rl")
     teacher_rl: RLChoice = Field(RLChoice(), description="makes the teacher on a task, where none is given")
     student: StudentChoice = StudentChoice()
-    demonstrations: str = Field("", description="that the student sees first; a task: its own; empty: a given student begins as it is")
+    demonstrations: str = Field(
+        "", description="that the student sees first; a task: its own; empty: a given student begins as it is"
+    )
     warm_rows: amounts.CountOrNone = Field(0, description="demonstrations of that warm-up; 0: all of a file")
     reading_rows: amounts.CountOrNone = Field(
         0,
