@@ -322,6 +322,8 @@ def test_a_file_of_a_benchmark_is_asked_and_judged_by_its_own_reward(tmp_path):
     drawn = read_json_lines(ran.stages["round1-completions"].folder / "completions.jsonl")
     assert {row["answer"] for row in drawn} == {"1", "2", "3", "4"}
     assert ran.stages["eval-base"].result["eval_prompts"] == 2
+    shown = (tmp_path / "run" / "pipeline.html").read_text()
+    assert "each prompt of gsm8k:train.jsonl<" in shown
     mixed = f"mix:{train},{tmp_path / 'lost.jsonl'}"
     with pytest.raises(WhetError, match=r"lost.jsonl' is no earlier stage and not a file, BENCHMARK:FILE"):
         compose(settings(), [SFTEntry(name="sft", data=mixed)])

@@ -55,10 +55,12 @@ class StageInput:
         """The stage, with the file where it has several, or the source without the folders it lies in."""
         if self.stage:
             return f"{self.stage}/{self.file}" if self.file and self.file not in OUTPUT_FILES.values() else self.stage
-        if not os.path.isabs(self.source):
+        form = parse_source(self.source).benchmark
+        opening = f"{form.name}:" if form else ""
+        if not os.path.isabs(self.source.removeprefix(opening)):
             return self.source
-        path = Path(self.source)
-        return path.name if path.is_file() else "/".join(path.parts[-2:])
+        path = Path(self.source.removeprefix(opening))
+        return opening + (path.name if path.is_file() else "/".join(path.parts[-2:]))
 
     @property
     def planned(self) -> str:
