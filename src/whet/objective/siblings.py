@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from whet.objective.advantage import GroupBaseline, LeaveOneOut, Memory, on_actions
 from whet.objective.lazy_torch import torch
@@ -31,12 +31,12 @@ class Siblings(GroupBaseline):
     with sequence_sum: see docs/bias.md. Without branches it is leave_one_out.
     """
 
-    name: ClassVar[str] = "siblings"
-    in_words: ClassVar[str] = (
+    name = "siblings"
+    in_words = (
         "compare each turn, by the mean of its leaves, with the others drawn from its state; a turn drawn alone goes "
         "with the one before it"
     )
-    in_symbols: ClassVar[str] = "V_d - mean_{{siblings}}(V), V_d = mean(R of the leaves below d)"
+    in_symbols = "V_d - mean_{{siblings}}(V), V_d = mean(R of the leaves below d)"
 
     def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
         weight = episode_weight(batch)
@@ -77,11 +77,9 @@ class GroupAndTree(GroupBaseline):
     adds nothing.
     """
 
-    name: ClassVar[str] = "group_and_tree"
-    in_words: ClassVar[str] = (
-        "compare each leaf with all leaves of its prompt and with those of its own tree, in their spreads"
-    )
-    in_symbols: ClassVar[str] = "(R - mean_g(R)) / std_g(R) + (R - mean_tree(R)) / std_tree(R)"
+    name = "group_and_tree"
+    in_words = "compare each leaf with all leaves of its prompt and with those of its own tree, in their spreads"
+    in_symbols = "(R - mean_g(R)) / std_g(R) + (R - mean_tree(R)) / std_tree(R)"
 
     def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
         trees = episode_index(batch)[0]
