@@ -11,10 +11,10 @@ import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from whet.objective.component import Component, given, number
-from whet.objective.lazy_torch import torch
+from whet.objective.lazy_torch import Tensor, torch
 from whet.objective.statistics import (
     STD_FLOOR,
     episode_mean,
@@ -24,9 +24,6 @@ from whet.objective.statistics import (
     sums_by,
 )
 from whet.types import TokenBatch, WhetError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Memory = Mapping[str, float]  # what a method remembers from step to step; saved with every checkpoint
 

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from whet.objective.advantage import Memory
 from whet.objective.component import Component, given, number
-from whet.objective.lazy_torch import torch
+from whet.objective.lazy_torch import Tensor, torch
 from whet.objective.statistics import STD_FLOOR, episode_weight, group_index, sums_by
 from whet.types import TokenBatch, Totals
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class Aggregate(Component):

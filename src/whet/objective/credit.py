@@ -8,15 +8,11 @@ actions (a tool's output) are passed over: value and trace carry on after them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from whet.objective.advantage import Baseline, GroupMean, Memory
 from whet.objective.component import Component, given, number
-from whet.objective.lazy_torch import torch
+from whet.objective.lazy_torch import Tensor, torch
 from whet.types import TokenBatch
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def paid(batch: TokenBatch, outcome: Tensor | None = None) -> Tensor:

@@ -8,14 +8,10 @@ included).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from whet.objective.component import Component, number
-from whet.objective.lazy_torch import torch
+from whet.objective.lazy_torch import Tensor, torch
 from whet.objective.ratio import token_ratio
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class Mismatch(Component):

@@ -11,16 +11,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import comb, sqrt
-from typing import TYPE_CHECKING
 
 from whet.objective.advantage import GroupBaseline, Memory, on_actions
 from whet.objective.component import number
-from whet.objective.lazy_torch import torch
+from whet.objective.lazy_torch import Tensor, torch
 from whet.objective.statistics import episode_index, episode_mean, episode_weight, group_index, group_moments, sums_by
 from whet.types import TokenBatch, WhetError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def right_completions(batch: TokenBatch) -> Tensor:

@@ -7,14 +7,11 @@ so); no gradient flows through it.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from whet.objective.component import Component, given
-from whet.objective.lazy_torch import torch
+from whet.objective.lazy_torch import Tensor, torch
 from whet.types import TokenBatch
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 LARGEST_LOG = 10.0
 LARGEST_TOKEN_LOG = 20.0  # of one token, as in verl: past 88 exp() is infinite in float32, and 0 times that is NaN

@@ -6,15 +6,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING
 
 from whet.objective.component import Component, given
-from whet.objective.lazy_torch import torch
+from whet.objective.lazy_torch import Tensor, torch
 from whet.objective.statistics import STD_FLOOR, episode_weight, group_moments, spread
 from whet.types import TokenBatch, WhetError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class AdvantageScale(Component):

@@ -7,14 +7,10 @@ takes completions out of the denominators too. Covariances use the log-probabili
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from whet.objective.component import Component, given, number
-from whet.objective.lazy_torch import torch
+from whet.objective.lazy_torch import Tensor, torch
 from whet.types import TokenBatch
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class Select(Component):

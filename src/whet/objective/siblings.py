@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from whet.objective.advantage import GroupBaseline, LeaveOneOut, Memory, on_actions
-from whet.objective.lazy_torch import torch
+from whet.objective.lazy_torch import Tensor, torch
 from whet.objective.statistics import (
     STD_FLOOR,
     GroupMoments,
@@ -17,9 +15,6 @@ from whet.objective.statistics import (
 )
 from whet.objective.tree import tree_paths
 from whet.types import TokenBatch
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class Siblings(GroupBaseline):

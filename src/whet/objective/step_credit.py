@@ -8,12 +8,11 @@ state, which an environment may name. Trajectories of a group have different num
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from whet.objective.advantage import GroupMean, Memory, on_actions
 from whet.objective.component import given, number
 from whet.objective.credit import TokenCredit, discounted_sum, paid
-from whet.objective.lazy_torch import torch
+from whet.objective.lazy_torch import Tensor, torch
 from whet.objective.statistics import (
     STD_FLOOR,
     GroupMoments,
@@ -24,9 +23,6 @@ from whet.objective.statistics import (
     sums_by,
 )
 from whet.types import TokenBatch
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class _Steps(TokenCredit):

@@ -10,15 +10,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from whet.objective.advantage import Baseline, Memory
 from whet.objective.component import Component, number
-from whet.objective.lazy_torch import torch
+from whet.objective.lazy_torch import Tensor, torch
 from whet.types import TokenBatch
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def teacher_gap(batch: TokenBatch) -> Tensor:

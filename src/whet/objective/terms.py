@@ -6,15 +6,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from whet.objective.advantage import Memory
 from whet.objective.component import Component, given, number
-from whet.objective.lazy_torch import torch
+from whet.objective.lazy_torch import Tensor, torch
 from whet.types import Extras, TokenBatch, Totals
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class Entropy(Component):

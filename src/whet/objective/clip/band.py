@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from whet.objective.clip.rule import ClipRule, pushed_out
 from whet.objective.component import number
-from whet.objective.lazy_torch import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from whet.objective.lazy_torch import Tensor, torch
 
 
 @dataclass(frozen=True)

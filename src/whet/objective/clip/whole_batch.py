@@ -8,17 +8,14 @@ row is a step of its own: what a lone token would weigh.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from whet.objective.clip.band import PPOClip
 from whet.objective.clip.rule import ClipRule, pushed_out
 from whet.objective.component import number
-from whet.objective.lazy_torch import torch
+from whet.objective.lazy_torch import Tensor, torch
 from whet.objective.statistics import compared_apart, group_index, sums_by
 from whet.types import TokenBatch
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class StepClip(ClipRule):

@@ -13,14 +13,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from whet.objective.component import Component, number
-from whet.objective.lazy_torch import functional, torch
+from whet.objective.lazy_torch import Tensor, functional, torch
 from whet.objective.preference.batch import PairCompletions, PairTotals, summed
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True)

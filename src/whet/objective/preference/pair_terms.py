@@ -17,15 +17,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from whet.objective.advantage import Memory
 from whet.objective.component import Component, number
-from whet.objective.lazy_torch import torch
+from whet.objective.lazy_torch import Tensor, torch
 from whet.objective.preference.batch import PairBatch, PairCompletions, PairTotals, summed
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class PairContrast(Component):

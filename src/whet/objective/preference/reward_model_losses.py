@@ -7,15 +7,11 @@ Scores and logits carry the gradient; whoever calls has taken them at the last r
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from whet.objective.component import Component
-from whet.objective.lazy_torch import functional, torch
+from whet.objective.lazy_torch import Tensor, functional, torch
 from whet.objective.policy import Loss
 from whet.types import WhetError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,10 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from whet.objective.component import Component, number
-from whet.objective.lazy_torch import functional, torch
+from whet.objective.lazy_torch import Tensor, functional, torch
 from whet.objective.preference.batch import PairCompletions
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # float32 ends near exp(88) and metrics square a margin; beyond this a completion keeps its score and moves no further
 LARGEST_EXPONENT = 40.0
