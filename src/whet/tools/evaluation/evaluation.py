@@ -13,7 +13,7 @@ from whet.data.tasks import demonstrations
 from whet.data.usable import chosen_facts, evenly, without
 from whet.reward.combine import RewardPart
 from whet.rollout.collect import Score
-from whet.rollout.episode_runner import tell_failures
+from whet.rollout.episode_runner import EpisodePlan, tell_failures
 from whet.training.assembly.forms import PromptForm, form_facts, prompt_form
 from whet.training.assembly.prompts import load_prompts
 from whet.training.assembly.rewards import bind_judges, build_reward_parts, build_scorer, scorable_prompts
@@ -254,7 +254,7 @@ def sample_completions(
     tokens = encode_prompts(runtime, prompts, sampling)
     if on_facts is not None:
         on_facts(decode_facts(runtime, sampling, tokens))
-    drawn = runtime.runner.play(prompts, tokens, num_samples, sampling, (config.seed,))
+    drawn = runtime.runner.play(EpisodePlan(prompts, tokens, num_samples, sampling, (config.seed,)))
     tell_failures(runtime.runner.take_notes())
     if not scored:
         return [list(samples) for samples in drawn]
