@@ -118,14 +118,12 @@ class K3(_Tied):
         return torch.expm1(held_log(-u)) + u
 
 
-@dataclass(frozen=True)
 class K3Corrected(K3):
     """beta r (exp(-u) - 1 + u) with r differentiable, kl_weight = beta r u. DeepSeek-V3.2 (2512.02556).
 
     Unbiased for samples of the old policy; the same gradient as ratio-weighted k2. With r detached it would not be.
     """
 
-    beta: float = 0.04
     name = "k3_corrected"
     needs = frozenset({"ref_logp", "old_logp"})
     in_words = "pull towards the reference with {0.beta:g} times k3, corrected for the policy's own move"
