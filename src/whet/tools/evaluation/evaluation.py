@@ -147,7 +147,6 @@ def _answered(prompt: Prompt, form: PromptForm) -> Demonstration:
 def evaluate_groups(
     config: EvaluationConfig,
     num_samples: int,
-    rewards: Sequence[RewardPart] | None = None,
     on_facts: OnFacts | None = None,
     scored: bool = True,
 ) -> list[Group]:
@@ -155,7 +154,7 @@ def evaluate_groups(
 
     A reward is needed where they must be `scored`; else they are where one is given, or the task has its own.
     """
-    runtime, evaluator = eval_setup(config, rewards, scored)
+    runtime, evaluator = eval_setup(config, scored=scored)
     if on_facts is not None:
         on_facts(eval_facts(config, runtime, evaluator))
     return run_evaluator(config, num_samples, evaluator)
