@@ -32,6 +32,8 @@ from typing import Any
 
 from results_file import ROOT, add_results_flag, write_results
 
+from whet.rollout.episode_runner import EpisodePlan
+
 TURNS, GROUP, TURN_TOKENS = 8, 8, 48
 EPISODES = (8, 16, 32, 64)
 LATENCIES = (0.0, 0.2, 0.4, 0.8, 1.2)
@@ -79,7 +81,7 @@ def played(episodes: int, turns: int, latency: float) -> dict[str, float]:
     make = partial(SlowEnvironment, latency, turns)
     runner = EnvironmentRunner(engine, loaded.tokenizer, make, EpisodeLimits(max_turns=turns, max_tokens=4000), 4096)
     processor, wall = time.thread_time(), time.monotonic()
-    samples = runner.play(prompts, tokens, GROUP, Sampling(TURN_TOKENS), (0,))
+    samples = runner.play(EpisodePlan(prompts, tokens, GROUP, Sampling(TURN_TOKENS), (0,)))
     processor, wall = time.thread_time() - processor, time.monotonic() - wall
     written = sum(int(sample.action.sum()) for group in samples for sample in group)
     return {
@@ -169,7 +171,7 @@ def hosted(kind: str) -> dict[str, float]:
         engine = WrittenAtOnce(tokenizer, call)
         runner = EnvironmentRunner(engine, tokenizer, make, EpisodeLimits(max_turns=4, max_tokens=4000), 1 << 15)
         began = time.perf_counter(), time.process_time(), time.thread_time()
-        played = runner.play(prompts, tokens, GROUP, Sampling(TURN_TOKENS), (go,))
+        played = runner.play(EpisodePlan(prompts, tokens, GROUP, Sampling(TURN_TOKENS), (go,)))
         ended = time.perf_counter(), time.process_time(), time.thread_time()
         assert not runner.take_notes().failures
         turns = sum(turn.role == "assistant" for group in played for sample in group for turn in sample.turns)

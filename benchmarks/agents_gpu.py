@@ -51,6 +51,7 @@ from whet.envs.tools.tool_environment import CallFormat, ToolEnvironment
 from whet.protocols import Environment
 from whet.record.speed import RolloutShape
 from whet.rollout.call_pool import CallPool
+from whet.rollout.episode_runner import EpisodePlan
 from whet.rollout.episodes import EnvironmentRunner, EpisodeLimits
 from whet.rollout.seed import request_seed
 from whet.tools.bench.benchmark import begin_peak, peak_memory, random_prompts, synchronize, unending
@@ -237,7 +238,7 @@ def play_episodes(
     limits = EpisodeLimits(shape.turns, shape.growth + spare)
     runner = EnvironmentRunner(engine, tokenizer, environments, limits, machine.loaded.context)
     start = begun(machine)
-    groups = runner.play(prompts, tokens, shape.group, Sampling(shape.turn), (seed,))
+    groups = runner.play(EpisodePlan(prompts, tokens, shape.group, Sampling(shape.turn), (seed,)))
     synchronize(machine.policy.device)
     seconds = time.perf_counter() - start
     samples = [sample for group in groups for sample in group]

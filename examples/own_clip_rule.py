@@ -9,7 +9,6 @@ weight falls in a straight line and is 0 where the ratio is another `fade` away.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -27,8 +26,8 @@ class Taper(Component):
 
     band: float = 0.2
     fade: float = 0.3
-    name: ClassVar[str] = "taper"
-    uses_ratio: ClassVar[bool] = True
+    name = "taper"
+    uses_ratio = True
 
     def __call__(self, ratio: Tensor, advantage: Tensor, action: Tensor, logp: Tensor) -> Tensor:
         away = torch.where(advantage > 0, ratio - 1, 1 - ratio)

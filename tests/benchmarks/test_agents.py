@@ -13,6 +13,7 @@ from look_up import WORDS, LookUp
 
 from whet.envs.adapters.trl import trl_environment
 from whet.envs.tools.formats import Calling
+from whet.rollout.episode_runner import EpisodePlan
 from whet.rollout.episodes import EnvironmentRunner, EpisodeLimits
 from whet.types import Completion, Prompt, Sample, Sampling, StopReason
 
@@ -56,7 +57,7 @@ def test_whatever_the_policy_writes_is_a_call_and_an_episode_has_the_length_that
     prompt = Prompt("0", ({"role": "user", "content": made["texts"][0]},))
     limits = EpisodeLimits(shape.turns, made["context"] - shape.prompt)
     runner = EnvironmentRunner(Writing(), tokenizer, make, limits, 4096)
-    samples = runner.play([prompt], [(1, 2, 3)], 2, Sampling(shape.turn), (0,))[0]
+    samples = runner.play(EpisodePlan([prompt], [(1, 2, 3)], 2, Sampling(shape.turn), (0,)))[0]
     for sample in samples:
         assert len(sample.tokens) == made["context"] and sample.num_actions == shape.turns * shape.turn
         assert sample.turns[0].role == "prompt" and sample.turns[0].stop == shape.prompt

@@ -10,6 +10,7 @@ import torch
 from whet import cli
 from whet.record.metrics.timer import PhaseTimer
 from whet.record.speed import RolloutShape
+from whet.rollout.episode_runner import EpisodePlan
 from whet.tools.bench import benchmark, meter
 from whet.tools.bench.benchmark import bench_config, bench_trainer, model_anatomy, random_prompts, unending
 from whet.tools.bench.meter import Meter, Reading, others_share, quiet_indices
@@ -34,7 +35,9 @@ def speed():
 def test_nothing_stops_a_completion_of_the_engine_or_the_player(machine):
     sampling = Sampling(40, temperature=0.2)  # whetstone ends its answers long before
     prompts = random_prompts(machine, SHAPE, 0)
-    drawn = machine.runner.play([Prompt(str(number), (), "") for number in range(2)], prompts, 4, sampling, (0,))
+    drawn = machine.runner.play(
+        EpisodePlan([Prompt(str(number), (), "") for number in range(2)], prompts, 4, sampling, (0,))
+    )
     written = [sample for group in drawn for sample in group]
     written += machine.engine.generate([Request(tokens, 1) for tokens in prompts], sampling)
     assert {sample.num_actions for sample in written} == {40}

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.for_every import for_every
 from whet.data.pairs import preferences_from
-from whet.data.prompts import demonstrations_from, prompts_from
+from whet.data.prompts import demonstrations_from, prompts_from, renamed
 from whet.data.rows import Row
 from whet.types import WhetError
 
@@ -85,4 +85,4 @@ def test_a_mistake_is_called_by_the_name_that_the_user_has_for_it(reader, row, e
 
 def test_a_renamed_column_is_called_by_its_own_name():
     with pytest.raises(WhetError, match="frage is empty"):
-        prompts_from([Row({"frage": ""}, "a.jsonl:1")], columns={"frage": "prompt"})
+        prompts_from(renamed([Row({"frage": ""}, "a.jsonl:1")], {"frage": "prompt"}))

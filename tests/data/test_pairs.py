@@ -20,7 +20,7 @@ from whet.data.families import (
     stepped_row,
 )
 from whet.data.pairs import PreferencePair, labelled_completions_from, preferences_from, rankings_from
-from whet.data.prompts import prompts_from
+from whet.data.prompts import prompts_from, renamed
 from whet.data.rows import Row
 from whet.data.source import read_rows
 from whet.data.step_rows import outcomes_from, stepped_from
@@ -100,7 +100,7 @@ def test_an_implicit_prompt_ends_at_the_last_common_word():
 
 def test_margin_and_renamed_columns():
     row = {"question": "a", "prompt": "b", "good": "5", "bad": "6", "margin": 2}
-    (pair,) = preferences_from(rows(row), columns={"good": "chosen", "bad": "rejected"})
+    (pair,) = preferences_from(renamed(rows(row), {"good": "chosen", "bad": "rejected"}))
     assert said(pair) == ("b", "5", "6") and pair.margin == 2.0
     plain = {"prompt": "a", "chosen": "5", "rejected": "6"}
     assert preferences_from(rows(plain))[0].margin == 0.0 and preferences_from(rows(plain))[0].preference == 1.0
@@ -109,7 +109,7 @@ def test_margin_and_renamed_columns():
         with pytest.raises(WhetError, match=f"preference is .* 0.5 to 1.*{told}"):
             preferences_from(rows({**plain, "preference": wrong}))
     with pytest.raises(WhetError, match="did you mean 'good'"):
-        preferences_from(rows(row), columns={"goof": "chosen"})
+        preferences_from(renamed(rows(row), {"goof": "chosen"}))
 
 
 @for_every(

@@ -12,6 +12,7 @@ from whet.data.prompts import (
     labelled_from,
     pairs_from,
     prompts_from,
+    renamed,
 )
 from whet.data.rows import Row
 from whet.types import Demonstration, Prompt, WhetError
@@ -70,7 +71,7 @@ def test_ids() -> None:
 
 
 def test_columns_rename() -> None:
-    (prompt,) = prompts_from(rows({"question": "a", "prompt": "old"}), columns={"question": "prompt", "prompt": "was"})
+    (prompt,) = prompts_from(renamed(rows({"question": "a", "prompt": "old"}), {"question": "prompt", "prompt": "was"}))
     assert prompt.text == "a"
     assert prompt.meta == {"was": "old"}
 
@@ -249,13 +250,13 @@ def test_columns_mistakes() -> None:
     with pytest.raises(
         WhetError, match=r"columns: 'qestion' .*; expected one of 'question', 'id'; did you mean 'question'"
     ):
-        prompts_from(rows({"question": "a", "id": 1}), columns={"qestion": "prompt"})
+        prompts_from(renamed(rows({"question": "a", "id": 1}), {"qestion": "prompt"}))
     with pytest.raises(
         WhetError, match=r"^train\.jsonl:1: prompt would come from both .*data.columns.prompt=other_prompt"
     ):
-        prompts_from(rows({"question": "a", "prompt": "b"}), columns={"question": "prompt"})
+        prompts_from(renamed(rows({"question": "a", "prompt": "b"}), {"question": "prompt"}))
 
 
 def test_an_optional_column_may_be_renamed_where_only_some_rows_have_it() -> None:
-    made = prompts_from(rows({"prompt": "a"}, {"prompt": "b", "gold": 2}), columns={"gold": "answer"})
+    made = prompts_from(renamed(rows({"prompt": "a"}, {"prompt": "b", "gold": 2}), {"gold": "answer"}))
     assert [prompt.answer for prompt in made] == [None, 2]

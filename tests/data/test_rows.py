@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.real_data import data_file
-from whet.data.prompts import prompts_from
+from whet.data.prompts import prompts_from, renamed
 from whet.data.source import read_rows
 from whet.types import WhetError
 
@@ -191,7 +191,7 @@ def test_hub_mistakes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_real_file() -> None:
-    prompts = prompts_from(read_rows(str(data_file("gsm8k/train.jsonl.gz"))), columns={"question": "prompt"})
+    prompts = prompts_from(renamed(read_rows(str(data_file("gsm8k/train.jsonl.gz"))), {"question": "prompt"}))
     assert len(prompts) == 7473
     assert prompts[0].id == "train.jsonl.gz:1"
     assert all(prompt.text and prompt.answer and "####" not in prompt.answer for prompt in prompts)

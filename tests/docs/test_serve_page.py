@@ -23,6 +23,7 @@ from tests.envs.test_agent import exact, prompts
 from tests.support.commands import finished, started
 from tests.support.scripted import ScriptedEngine, tool_tokenizer
 from whet.envs.serve.agent import AgentLimits, AgentRunner
+from whet.rollout.episode_runner import EpisodePlan
 from whet.types import Sampling
 
 ROOT = Path(__file__).parents[2]
@@ -71,7 +72,7 @@ def test_the_program_with_the_official_client_is_an_episode(tmp_path):
     runner = AgentRunner(engine, tokenizer, command, AgentLimits(seconds=120), context=2048, end_tokens=end)
     (prompt,), tokens = prompts(tokenizer, 1)
     try:
-        (samples,) = runner.play([prompt], tokens, 2, Sampling(40), (1,))
+        (samples,) = runner.play(EpisodePlan([prompt], tokens, 2, Sampling(40), (1,)))
     finally:
         runner.close()
     for sample in samples:

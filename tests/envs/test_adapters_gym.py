@@ -16,6 +16,7 @@ from whet.envs.adapters.gym import StepEnvironment, gem_environment, gym_environ
 from whet.envs.adapters.shared import OwnRandom, seed_of
 from whet.envs.adapters.textarena import TextArenaGame
 from whet.envs.sections import OWN_TASKS, env_defaults
+from whet.rollout.episode_runner import EpisodePlan
 from whet.rollout.episodes import EnvironmentRunner, EpisodeLimits
 from whet.types import Completion, Prompt, Sampling, StopReason, WhetError
 
@@ -325,7 +326,7 @@ class TestTextArena:
             engine, tokenizer, lambda: TextArenaGame(f"{game}-v0"), EpisodeLimits(max_turns=40), context=100_000
         )
         row = prompt(1)
-        (samples,) = runner.play([row], [prompt_tokens(tokenizer, row)], 2, Sampling(60), (0,))
+        (samples,) = runner.play(EpisodePlan([row], [prompt_tokens(tokenizer, row)], 2, Sampling(60), (0,)))
         notes = runner.take_notes()
         assert notes.failures == () and len(samples) == 2
         for sample in samples:
@@ -362,7 +363,7 @@ class TestTextArena:
         row = Prompt(
             "1", ({"role": "system", "content": "Win."}, {"role": "user", "content": "Play."}), meta={"seed": 1}
         )
-        (samples,) = runner.play([row], [prompt_tokens(tokenizer, row)], 1, Sampling(60), (0,))
+        (samples,) = runner.play(EpisodePlan([row], [prompt_tokens(tokenizer, row)], 1, Sampling(60), (0,)))
         assert [(sample.role, sample.returned) for sample in samples] == [("player 0", 1.0), ("player 1", -1.0)]
         assert {sample.episode for sample in samples} == {"1#0"}
         for sample, own in zip(samples, ("012", "34"), strict=True):

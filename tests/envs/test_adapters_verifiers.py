@@ -21,6 +21,7 @@ from tests.support.scripted import ScriptedEngine, tool_tokenizer
 from whet.data.seeds import SEED
 from whet.envs.sections import EnvSection, env_defaults
 from whet.envs.serve.agent import AgentRunner
+from whet.rollout.episode_runner import EpisodePlan
 from whet.types import Prompt, Sampling, WhetError
 
 ROOT = Path(__file__).parents[2]
@@ -65,7 +66,7 @@ def test_a_rollout_is_an_episode_with_the_rubrics_reward(stand_in):
     runner = AgentRunner(engine, tokenizer, "verifiers:asked-numbers", context=512, end_tokens=ends)
     prompts = [Prompt(f"seed-{seed}", (), "", meta={SEED: seed}) for seed in (3, 4, 5, 20)]
     try:
-        groups = runner.play(prompts, [(1,)] * 4, 1, Sampling(50), (1,))
+        groups = runner.play(EpisodePlan(prompts, [(1,)] * 4, 1, Sampling(50), (1,)))
         notes = runner.take_notes()
     finally:
         runner.close()

@@ -21,6 +21,7 @@ from whet.envs.serve import agent
 from whet.envs.serve.agent import PATIENCE, AgentLimits, AgentRunner, check_agent
 from whet.objective import PRESETS
 from whet.objective.statistics import compared_apart
+from whet.rollout.episode_runner import EpisodePlan
 from whet.types import Group, Prompt, Sampling, StopReason, WhetError
 
 pytestmark = needs("fastapi", "uvicorn")
@@ -83,7 +84,7 @@ class Play:
         )
         made, tokens = prompts(tokenizer, rows)
         try:
-            self.groups = self.runner.play(made, tokens, count, Sampling(40), (7, 1))
+            self.groups = self.runner.play(EpisodePlan(made, tokens, count, Sampling(40), (7, 1)))
         finally:
             self.runner.close()
         self.notes = self.runner.take_notes()
@@ -570,8 +571,8 @@ def test_on_the_real_engine_the_log_probabilities_are_the_models(tmp_path):
     )
     made, tokens = prompts(loaded.tokenizer)
     try:
-        groups = runner.play(made, tokens, 2, Sampling(20), (7, 1))
-        again = runner.play(made, tokens, 2, Sampling(20), (7, 1))
+        groups = runner.play(EpisodePlan(made, tokens, 2, Sampling(20), (7, 1)))
+        again = runner.play(EpisodePlan(made, tokens, 2, Sampling(20), (7, 1)))
     finally:
         runner.close()
     samples = [sample for group in groups for sample in group]
@@ -672,7 +673,7 @@ def play_function(tmp_path, tokenizer):
         bounds = AgentLimits(**{"seconds": 30, **limits})
         runner = AgentRunner(engine, tokenizer, f"{file}:{name}", bounds, context=2048, end_tokens=ends)
         try:
-            return engine, runner.play(rows, tokens, 2, Sampling(20), (3,)), runner.take_notes(), runner
+            return engine, runner.play(EpisodePlan(rows, tokens, 2, Sampling(20), (3,))), runner.take_notes(), runner
         finally:
             runner.close()
 

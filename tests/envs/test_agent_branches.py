@@ -19,6 +19,7 @@ from whet.model.causal_lm import causal_lm
 from whet.model.load import load_model
 from whet.model.shared_prefix import shared_prefix_batch
 from whet.model.token_logp import Details, token_logp
+from whet.rollout.episode_runner import EpisodePlan
 from whet.rollout.torch_engine import TorchEngine
 from whet.types import Group, Prompt, Sampling
 
@@ -71,7 +72,9 @@ def played():
     )
     prompt = Prompt("p", ({"role": "user", "content": "3+4-5"},), answer="2")
     try:
-        (samples,) = runner.play([prompt], [prompt_tokens(loaded.tokenizer, prompt)], 2, Sampling(20), (1,))
+        (samples,) = runner.play(
+            EpisodePlan([prompt], [prompt_tokens(loaded.tokenizer, prompt)], 2, Sampling(20), (1,))
+        )
         assert not runner.take_notes().failures
     finally:
         runner.close()

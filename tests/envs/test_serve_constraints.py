@@ -26,6 +26,7 @@ from whet.model.causal_lm import causal_lm
 from whet.model.load import load_model
 from whet.model.token_logp import token_logp
 from whet.rollout import scheduler
+from whet.rollout.episode_runner import EpisodePlan
 from whet.rollout.sampling import draw
 from whet.rollout.torch_engine import TorchEngine
 from whet.training.assembly.serving import token_scorer
@@ -181,7 +182,7 @@ def through_a_grammar(engine, sampling):
     runner = AgentRunner(engine, engine.tokenizer, "test:constrained", AgentLimits(), context=512, end_tokens=ends)
     made, tokens = prompts(engine.tokenizer, 1)
     try:
-        ((sample,),) = runner.play(made, tokens, 1, sampling, (1,))
+        ((sample,),) = runner.play(EpisodePlan(made, tokens, 1, sampling, (1,)))
         return sample, runner.take_notes()
     finally:
         runner.close()

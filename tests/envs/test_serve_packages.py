@@ -20,6 +20,7 @@ from tests.envs.test_serve import adding
 from tests.support.packages import needs
 from tests.support.scripted import TOKEN, ScriptedEngine, serving, tool_tokenizer
 from whet.envs.serve.agent import AgentLimits, AgentRunner
+from whet.rollout.episode_runner import EpisodePlan
 from whet.types import Sampling, StopReason
 
 pytestmark = [pytest.mark.peers, needs("fastapi", "uvicorn")]
@@ -122,7 +123,7 @@ def test_a_program_of_an_agent_framework_is_one_sample_per_episode(tokenizer, mo
     runner = AgentRunner(engine, tokenizer, command, limits, context=4096, end_tokens=(tokenizer.eos_token_id,))
     made, tokens = prompts(tokenizer, 2)
     try:
-        groups = runner.play(made, tokens, 2, Sampling(200), (1,))
+        groups = runner.play(EpisodePlan(made, tokens, 2, Sampling(200), (1,)))
     finally:
         runner.close()
     assert [len(group) for group in groups] == [2, 2], runner.take_notes()

@@ -14,6 +14,7 @@ from whet.envs.tools.find import tool_environment
 from whet.model.causal_lm import causal_lm
 from whet.model.load import load_model
 from whet.rollout.branching import Branching, shared_out, why_not
+from whet.rollout.episode_runner import EpisodePlan
 from whet.rollout.episodes import EnvironmentRunner, EpisodeLimits
 from whet.rollout.torch_engine import TorchEngine
 from whet.types import Sampling, StepResult, WhetError
@@ -39,7 +40,7 @@ def play(tokenizer, environment, branching, script=word, count=1, temperature=1.
         ended[number] = samples
 
     sampling = Sampling(budget, temperature=temperature)
-    [samples] = runner.play([PROMPT], [opened(tokenizer, PROMPT)], count, sampling, (0,), ended=hear)
+    [samples] = runner.play(EpisodePlan([PROMPT], [opened(tokenizer, PROMPT)], count, sampling, (0,)), ended=hear)
     assert [sample for number in sorted(ended) for sample in ended[number]] == samples
     return samples, runner.take_notes(), engine
 
@@ -223,7 +224,7 @@ def test_a_branch_copies_the_keys_and_values_of_the_row_it_leaves():
     engine.session = lambda sampling, shape: sessions.append(opens(sampling, shape)) or sessions[-1]
     branching = Branching("turns", leaves=4)
     runner = EnvironmentRunner(engine, loaded.tokenizer, Counting, EpisodeLimits(), 512, branching=branching)
-    samples = runner.play([PROMPT], [opened(loaded.tokenizer, PROMPT)], 2, Sampling(8), (0,))[0]
+    samples = runner.play(EpisodePlan([PROMPT], [opened(loaded.tokenizer, PROMPT)], 2, Sampling(8), (0,)))[0]
     assert len(samples) == 8 and sessions[0].counts.forked > 0
     policy = causal_lm(loaded.model, torch.float32)
     for sample in samples:

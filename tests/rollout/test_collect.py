@@ -20,7 +20,7 @@ from whet.rollout.collect import (
     draw_and_score,
     draw_batch,
 )
-from whet.rollout.episode_runner import PlayNotes
+from whet.rollout.episode_runner import EpisodePlan, PlayNotes
 from whet.rollout.prompt_order import SELDOM, PromptOrder, visit_share
 from whet.training.step_metrics import group_staleness
 from whet.types import Group, Prompt, Sample, Sampling, StopReason, Support, by_episode
@@ -407,8 +407,8 @@ def test_what_is_drawn_outside_of_training_is_judged_as_it_ends():
     heard = []
 
     class Writes:
-        def play(self, prompts, tokens, count, sampling, seed, numbers, ended=None):
-            samples = [[object() for _ in range(count)] for _ in prompts]
+        def play(self, plan, ended=None):
+            samples = [[object() for _ in range(plan.count)] for _ in plan.prompts]
             for number, sample in enumerate(sample for group in samples for sample in group):
                 ended(number, (sample,))
             return samples
@@ -427,6 +427,6 @@ def test_what_is_drawn_outside_of_training_is_judged_as_it_ends():
             return samples
 
     asked = [Prompt(name, ()) for name in "ab"]
-    groups = draw_and_score(Writes(), asked, [(1,), (2,)], 2, Sampling(4), (0,), Judge())
+    groups = draw_and_score(Writes(), EpisodePlan(asked, [(1,), (2,)], 2, Sampling(4), (0,)), Judge())
     assert [group.prompt.id for group in groups] == ["a", "b"] and [len(group.samples) for group in groups] == [2, 2]
     assert [name for name, _ in heard] == ["a", "a", "b", "b"]

@@ -188,10 +188,10 @@ def test_several_steps_wait_side_by_side_where_batches_mostly_wait(waited, batch
     played, may_go = [], threading.Event()
 
     class Waiting:
-        def play(self, prompts, tokens, count, sampling, seed, numbers, ended):
-            played.append([(step - 1) * SPEC.num_prompts + position for step, position in numbers])
+        def play(self, plan, ended):
+            played.append([(step - 1) * SPEC.num_prompts + position for step, position in plan.numbers])
             may_go.wait(10)
-            for episode in range(len(prompts) * count):
+            for episode in range(len(plan.prompts) * plan.count):
                 ended(episode, ())
 
         def take_notes(self):

@@ -13,6 +13,7 @@ import torch
 
 from whet.model.causal_lm import causal_lm
 from whet.model.load import load_model
+from whet.rollout.episode_runner import EpisodePlan
 from whet.rollout.episodes import EnvironmentRunner, EpisodeLimits
 from whet.rollout.session import BatchSession
 from whet.rollout.torch_engine import TorchEngine
@@ -82,7 +83,7 @@ def play(
     engine = ScriptedEngine(loaded.tokenizer, script)
     runner = EnvironmentRunner(engine, loaded.tokenizer, environment, EpisodeLimits(**limits), context)
     tokens = [opened(loaded.tokenizer, prompt) for prompt in prompts]
-    played = runner.play(prompts, tokens, count, Sampling(max_new_tokens), (0,))
+    played = runner.play(EpisodePlan(prompts, tokens, count, Sampling(max_new_tokens), (0,)))
     return played, runner.take_notes(), engine
 
 
@@ -121,7 +122,7 @@ def test_the_session_keeps_nothing_of_an_episode_that_ended(loaded, limits):
     runner = EnvironmentRunner(
         Watched(loaded.tokenizer, lambda text: "go"), loaded.tokenizer, Counting, EpisodeLimits(**limits), 512
     )
-    [samples] = runner.play([PROMPT], [opened(loaded.tokenizer, PROMPT)], 3, Sampling(16), (0,))
+    [samples] = runner.play(EpisodePlan([PROMPT], [opened(loaded.tokenizer, PROMPT)], 3, Sampling(16), (0,)))
     assert len(samples) == 3 and not kept
 
 
@@ -184,7 +185,7 @@ def test_a_turn_ends_behind_a_text_that_the_environment_names(loaded):
     engine = TorchEngine(causal_lm(loaded.model, torch.float32), loaded.tokenizer, loaded.end_tokens, context=512)
     runner = EnvironmentRunner(engine, loaded.tokenizer, Ending, EpisodeLimits(), 512)
     prompt = Prompt("p", ({"role": "user", "content": "Left to right mod 10: 1+1+1"},))
-    [samples] = runner.play([prompt], [opened(loaded.tokenizer, prompt)], 8, Sampling(12), (0,))
+    [samples] = runner.play(EpisodePlan([prompt], [opened(loaded.tokenizer, prompt)], 8, Sampling(12), (0,)))
     ended = [turn for sample in samples for turn in sample.turns if turn.ended is StopReason.TEXT]
     assert ended and all(turn.text.endswith("1") and turn.text.count("1") == 1 for turn in ended)
     following = [sample.tokens[turn.stop].item() for sample in samples for turn in sample.turns[:-1] if turn in ended]
@@ -379,7 +380,7 @@ def simulated(monkeypatch, loaded, seconds_of):
     clock = SimulatedTime(monkeypatch, loaded.tokenizer, seconds_of)
     runner = EnvironmentRunner(clock, loaded.tokenizer, Counting, EpisodeLimits(), 512)
     tokens = [opened(loaded.tokenizer, prompt) for prompt in prompts]
-    played = runner.play(prompts, tokens, 2, Sampling(16), (0,))
+    played = runner.play(EpisodePlan(prompts, tokens, 2, Sampling(16), (0,)))
     assert all(sample.returned == 1.5 for samples in played for sample in samples)
     return clock
 
@@ -434,7 +435,7 @@ def test_both_sides_are_written_as_one_conversation_each_would_be(loaded):
     """Keys and values of two conversations of one episode are kept side by side."""
     engine = TorchEngine(causal_lm(loaded.model), loaded.tokenizer, loaded.end_tokens, context=512)
     runner = EnvironmentRunner(engine, loaded.tokenizer, BothSides, EpisodeLimits(), 512)
-    (samples,) = runner.play([PROMPT], [opened(loaded.tokenizer, PROMPT)], 4, Sampling(12), (0,))
+    (samples,) = runner.play(EpisodePlan([PROMPT], [opened(loaded.tokenizer, PROMPT)], 4, Sampling(12), (0,)))
     assert len(samples) == 8
     for sample in samples:
         with torch.no_grad():
@@ -568,7 +569,7 @@ def test_equal_runs_play_equal_episodes(loaded):
 
         runner = EnvironmentRunner(engine, loaded.tokenizer, Jittered, EpisodeLimits(), 512)
         tokens = opened(loaded.tokenizer, PROMPT)
-        return runner.play([PROMPT], [tokens], 6, Sampling(12), (3,))[0]
+        return runner.play(EpisodePlan([PROMPT], [tokens], 6, Sampling(12), (3,)))[0]
 
     first, second = samples(0.0), samples(0.001)
     for one, other in zip(first, second, strict=True):
@@ -588,7 +589,7 @@ def test_an_opening_may_be_longer_than_the_prompt_and_all_growth(loaded):
     runner = EnvironmentRunner(engine, loaded.tokenizer, LongOpening, EpisodeLimits(max_turns=3, max_tokens=40), 512)
     prompt = Prompt("p", ({"role": "user", "content": "Sum?"},))
     tokens = tuple(loaded.tokenizer("Sum?")["input_ids"])
-    ((sample,),) = runner.play([prompt], [tokens], 1, Sampling(max_new_tokens=4), (0,))
+    ((sample,),) = runner.play(EpisodePlan([prompt], [tokens], 1, Sampling(max_new_tokens=4), (0,)))
     assert sample.stop is not StopReason.FAILED
     assert len(sample.turns[0].text) > 240 and len(sample.tokens) > len(tokens) + 40
 
@@ -613,7 +614,7 @@ def test_a_first_prompt_of_the_environment_is_computed_once_for_its_group(loaded
     engine.session = watched
     limits = EpisodeLimits(max_tokens=40)  # no more than the turns need: a longer prompt takes nothing of it
     runner = EnvironmentRunner(engine, loaded.tokenizer, Announcing, limits, loaded.context)
-    samples = runner.play([PROMPT], [opened(loaded.tokenizer, PROMPT)], 4, Sampling(4), (0,))[0]
+    samples = runner.play(EpisodePlan([PROMPT], [opened(loaded.tokenizer, PROMPT)], 4, Sampling(4), (0,)))[0]
     first = samples[0].turns[0].stop
     assert samples[0].turns[0].role == "prompt" and first > len(opened(loaded.tokenizer, PROMPT))
     assert shapes[0].prompt_tokens == first and sessions[0].counts.prefilled == first

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from whet.model.run_models import CHECKPOINTS, MANIFEST, MODELS, about_model, checkpoint_step
+from whet.model.run_models import ABOUT, CHECKPOINTS, MANIFEST, MODELS, about_model, checkpoint_step
 from whet.training.saved_config import read_values
 from whet.types import WhetError, did_you_mean
 
@@ -73,7 +73,6 @@ def _write_files(source: Path, target: Path, dtype: str | None, is_adapter: bool
     import torch
 
     from whet.model.checkpoint import STATE, read_manifest, tensors_file
-    from whet.model.run_models import ABOUT
     from whet.model.snapshot import FORMAT
     from whet.model.tensor_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, tensor_bytes, write_file
     from whet.threads import side_by_side

@@ -15,7 +15,7 @@ from whet.data.rows import FORMATS
 from whet.data.source import MIX
 from whet.protocols import Callback, Reward
 from whet.record.run_folder import CONFIG
-from whet.reward.combine import ALL, named_weight
+from whet.reward.combine import ALL, RewardPart, check_parts, named_weight
 from whet.training.config import FROM_PYTHON, Config
 from whet.training.saved_config import START
 from whet.types import WhetError
@@ -264,7 +264,6 @@ def made_rewards(parts: Sequence[tuple[str, Weight, RewardLike]] | None) -> Any:
     if parts is None:
         return None
     from whet.reward.call import as_reward
-    from whet.reward.combine import RewardPart, check_parts
     from whet.reward.find import find_reward
 
     made = []

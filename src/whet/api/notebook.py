@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from whet.types import StepReport
+from whet.types import StepReport, WhetError
 
 
 def in_notebook() -> bool:
@@ -67,7 +67,6 @@ class NotebookDisplay:
     def _tell(self, summary: Mapping[str, Any]) -> None:
         """The story of the run, the last evaluation included, in place of the alarms on the way."""
         from whet.record.run import read_run
-        from whet.types import WhetError
 
         try:
             story = read_run(self._folder, summary).story()

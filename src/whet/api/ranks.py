@@ -18,7 +18,7 @@ from whet.api.ending import defer_signals, one_line_of
 from whet.settings.layers import flattened
 from whet.training.config import Config, PolicyConfig, config_values
 from whet.training.distributed.launch import Launch, launched, refuse_idle_ranks
-from whet.types import WhetError
+from whet.types import RunFailed, WhetError
 
 if TYPE_CHECKING:
     from whet.training.assembly.assembly import Assembly
@@ -134,7 +134,6 @@ def root_cause(group: RankGroup | None, error: BaseException) -> BaseException:
         return error
     from whet.training.distributed.rank_group import OtherRankEnded
     from whet.training.distributed.ranks import OtherRankFailed
-    from whet.types import RunFailed
 
     cause: str | None = None
     if isinstance(error, OtherRankEnded | OtherRankFailed):

@@ -12,7 +12,7 @@ from whet.record.evaluations import Evaluations
 from whet.record.flat_rows import eval_row, sample_row, step_row
 from whet.record.run_folder import CONFIG, status_of
 from whet.training.saved_config import read_values
-from whet.types import WhetError, did_you_mean
+from whet.types import Prompt, WhetError, did_you_mean
 
 if TYPE_CHECKING:
     from whet.record.doctor import DoctorReport
@@ -143,7 +143,6 @@ class Run:
         from whet.api.evaluation import evaluation_config
         from whet.settings.layers import merged
         from whet.tools.evaluation.evaluation import sample_completions
-        from whet.types import Prompt
 
         greedy = {"sampling": {"temperature": 0.0}} if samples == 1 else {}
         config = evaluation_config(str(self.folder), None, merged(greedy, settings or {}))

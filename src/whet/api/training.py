@@ -31,7 +31,7 @@ from whet.api.run import Run
 from whet.api.run_files import Resumed, RunFiles, with_settings
 from whet.api.settings import RunSettings
 from whet.api.training_session import TrainingSession, begin_cuda, gc_disabled, training_session
-from whet.model.run_models import BEST
+from whet.model.run_models import BEST, MODELS, about_model, run_model
 from whet.model.width import stated_width
 from whet.record.run_folder import CONFIG, ERROR_LOG, discard, remove_run
 from whet.registry import refuse_while_importing
@@ -643,7 +643,6 @@ def _close_trackers(trackers: Trackers | None, error: BaseException, summary: Ma
 
 def _models(folder: Path, evaluations: Evaluations) -> str:
     """The plain models that a run leaves, which of them its folder stands for, and whether any beat the start."""
-    from whet.model.run_models import MODELS, about_model, run_model
     from whet.record.text import metric_text, words
 
     texts = []

@@ -18,6 +18,7 @@ from whet.cli.options import (
     Rewards,
     Settings,
     Tools,
+    command_line,
     environment_settings,
     print_json,
 )
@@ -306,7 +307,6 @@ def _tell_progress(cell: EvalCell, now: EvalProgress) -> None:
 
 
 def _page(report: EvalReport) -> str:
-    from whet.cli.options import command_line
     from whet.pages.eval_report import eval_page
 
     return eval_page(report, command_line())

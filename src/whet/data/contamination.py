@@ -180,10 +180,9 @@ def require_clean(
     test: tuple[str, Sequence[str]],
     fix: str = "leave them out of the training data",
     kinds: Sequence[OverlapKind] = COPIES,
-    rule: OverlapRule = DEFAULT_RULE,
 ) -> None:
     """Refuse training data that holds test texts. Each side is its name, as the user knows it, and its texts."""
-    overlaps = [overlap for overlap in contamination(train[1], test[1], rule) if overlap.kind in kinds]
+    overlaps = [overlap for overlap in contamination(train[1], test[1]) if overlap.kind in kinds]
     if not overlaps:
         return
     counts = overlap_counts(overlaps)

@@ -7,7 +7,7 @@ its file, line and fix; `whet.data.usable` reads on.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -19,7 +19,6 @@ from whet.data.prompts import (
     labelled_from,
     pairs_from,
     prompts_from,
-    renamed,
 )
 from whet.data.rows import Row, column_notes, mistake, value_text
 from whet.data.usable import Usable
@@ -43,14 +42,12 @@ class RankedCompletions:
         ]
 
 
-def preferences_from(
-    rows: Sequence[Row], *, columns: Mapping[str, str] | None = None, as_chat: bool = False
-) -> list[PreferencePair]:
+def preferences_from(rows: Sequence[Row], *, as_chat: bool = False) -> list[PreferencePair]:
     """From `prompt`, `chosen`, `rejected`, perhaps `margin` or `preference`; all pairs of a ranking or message tree."""
     pairs: list[PreferencePair] = []
     compared: list[Row] = []
     empty = 0
-    for row in renamed(rows, columns or {}):
+    for row in rows:
         if holds_ranking(row):
             ranked_pairs = [pair for ranked in _rankings(row, as_chat) for pair in ranked.pairs()]
             pairs += ranked_pairs
@@ -62,22 +59,18 @@ def preferences_from(
     return Usable(pairs, _unranked(empty), column_notes(compared))
 
 
-def labelled_completions_from(
-    rows: Sequence[Row], *, columns: Mapping[str, str] | None = None, as_chat: bool = False
-) -> list[LabelledCompletion]:
+def labelled_completions_from(rows: Sequence[Row], *, as_chat: bool = False) -> list[LabelledCompletion]:
     """From `prompt`, `completion` (or `reply`) and `label` (or `right`), or `messages`
     and a label. Rows of both labels are needed."""
-    judged = [completion_row(row) for row in renamed(rows, columns or {})]
+    judged = [completion_row(row) for row in rows]
     labelled = [labelled_from([row], as_chat=as_chat)[0] for row in judged]
     require_both(rows, [completion.label for completion in labelled])
     return Usable(labelled, notes=column_notes(judged))
 
 
-def rankings_from(
-    rows: Sequence[Row], *, columns: Mapping[str, str] | None = None, as_chat: bool = False
-) -> list[RankedCompletions]:
+def rankings_from(rows: Sequence[Row], *, as_chat: bool = False) -> list[RankedCompletions]:
     """From `prompt`, `completions` and `scores`, `ranks` or `order`; from message trees; a pair is a ranking of two."""
-    by_row = [_rankings(row, as_chat) for row in renamed(rows, columns or {})]
+    by_row = [_rankings(row, as_chat) for row in rows]
     rankings = [ranked for row_rankings in by_row for ranked in row_rankings]
     if not rankings and len(rows) > 1:
         raise mistake(rows[0], "the data", "holds no ranked completions", "two or more per prompt", "give another file")

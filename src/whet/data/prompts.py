@@ -1,8 +1,8 @@
 """Rows become prompts, demonstrations, preference pairs and labelled completions.
 
 The columns are those of TRL's dataset formats: `prompt` (text, or a list of {role, content}), `messages`,
-`completion`, `chosen`, `rejected`, `label`; `answer` and `id` are ours. `columns` renames the user's columns to
-these, `as_chat` sends a text prompt as a user message, and every column that is not used travels in `Prompt.meta`.
+`completion`, `chosen`, `rejected`, `label`; `answer` and `id` are ours. `renamed` gives the user's columns these
+names, `as_chat` sends a text prompt as a user message, and every column that is not used travels in `Prompt.meta`.
 A null counts as an absent value. The first bad row is an error, and then nothing is returned.
 """
 
@@ -46,15 +46,13 @@ class LabelledCompletion:
     label: bool  # True: a good completion
 
 
-def prompts_from(
-    rows: Sequence[Row], *, columns: Mapping[str, str] | None = None, as_chat: bool = False
-) -> list[Prompt]:
+def prompts_from(rows: Sequence[Row], *, as_chat: bool = False) -> list[Prompt]:
     """From `prompt`, or else `messages` without its closing assistant turn; other formats are known too.
 
     A gold answer that its authors marked in a solution is cut out of it. `notes` of what is returned says what was
     found under which name.
     """
-    rows = [prompt_row(row) for row in renamed(rows, columns or {})]
+    rows = [prompt_row(row) for row in rows]
     prompts = []
     for row in rows:
         if _has(row, "prompt"):
@@ -68,14 +66,12 @@ def prompts_from(
     return Usable(prompts, notes=column_notes(rows))
 
 
-def demonstrations_from(
-    rows: Sequence[Row], *, columns: Mapping[str, str] | None = None, as_chat: bool = False
-) -> list[Demonstration]:
+def demonstrations_from(rows: Sequence[Row], *, as_chat: bool = False) -> list[Demonstration]:
     """From `prompt` and `completion`, from `messages` that end in an assistant turn, or from `text` alone.
 
     Alpaca's and ShareGPT's columns are known too. Tools come from the column `tools`, calls from `tool_calls`.
     """
-    rows = [demonstration for row in renamed(rows, columns or {}) for demonstration in demonstration_rows(row)]
+    rows = [demonstration for row in rows for demonstration in demonstration_rows(row)]
     demonstrations = [_text_row(row) if _is_text(row) else _demonstration(row, as_chat) for row in rows]
     _require_unique_ids(rows, [demonstration.prompt for demonstration in demonstrations])
     return Usable(demonstrations, notes=column_notes(rows))
@@ -93,25 +89,20 @@ def _text_row(row: Row) -> Demonstration:
     return Demonstration(Prompt(_id(row), (), "", None, meta), text)
 
 
-def pairs_from(
-    rows: Sequence[Row], *, columns: Mapping[str, str] | None = None, as_chat: bool = False
-) -> list[PreferencePair]:
+def pairs_from(rows: Sequence[Row], *, as_chat: bool = False) -> list[PreferencePair]:
     """From `prompt`, `chosen` and `rejected`; or from two conversations that differ in their last turn only.
 
     A text `prompt` beside two such conversations repeats what they hold, and goes to `Prompt.meta`.
     """
-    rows = renamed(rows, columns or {})
     pairs = [_pair(row, as_chat) for row in rows]
     _require_unique_ids(rows, [pair.prompt for pair in pairs])
     return Usable(pairs, notes=column_notes(rows))
 
 
-def labelled_from(
-    rows: Sequence[Row], *, columns: Mapping[str, str] | None = None, as_chat: bool = False
-) -> list[LabelledCompletion]:
+def labelled_from(rows: Sequence[Row], *, as_chat: bool = False) -> list[LabelledCompletion]:
     """From the columns of a demonstration and `label`: true or false, also as text since CSV knows nothing else."""
     labelled = []
-    for row in renamed(rows, columns or {}):
+    for row in rows:
         shown = _demonstration(row, as_chat, "label")
         labelled.append(LabelledCompletion(shown.prompt, shown.completion, _label(row)))
     _require_unique_ids(rows, [completion.prompt for completion in labelled])

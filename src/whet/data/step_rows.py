@@ -14,7 +14,7 @@ from typing import Any
 
 from whet.data.foreign_rows import with_prompt
 from whet.data.pairs import require_both
-from whet.data.prompts import LabelledCompletion, prompts_from, renamed
+from whet.data.prompts import LabelledCompletion, prompts_from
 from whet.data.rows import Row, mistake, value_text
 from whet.data.usable import Usable
 from whet.types import Prompt
@@ -42,7 +42,6 @@ class LabelledSteps:
 def stepped_from(
     rows: Sequence[Row],
     *,
-    columns: Mapping[str, str] | None = None,
     as_chat: bool = False,
     labels_in: str = LABELS,
     need_labels: bool = True,
@@ -56,7 +55,7 @@ def stepped_from(
         rows = [_with_labels(row, labels_in) for row in rows]
     if not need_labels:
         rows = [_with_some_labels(row) for row in rows]
-    by_row = [list(_solutions(row, as_chat)) for row in renamed(rows, columns or {})]
+    by_row = [list(_solutions(row, as_chat)) for row in rows]
     labelled = Usable([solution for row_solutions in by_row for solution in row_solutions], _without_steps(by_row))
     labels = {label for solution in labelled for label in solution.labels if label is not None}
     if need_labels and len(rows) > 1 and labels <= {1.0}:

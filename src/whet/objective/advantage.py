@@ -11,10 +11,10 @@ import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from whet.objective.component import Component, given, number
-from whet.objective.lazy_torch import torch
+from whet.objective.lazy_torch import Tensor, torch
 from whet.objective.statistics import (
     STD_FLOOR,
     episode_mean,
@@ -24,9 +24,6 @@ from whet.objective.statistics import (
     sums_by,
 )
 from whet.types import TokenBatch, WhetError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Memory = Mapping[str, float]  # what a method remembers from step to step; saved with every checkpoint
 
@@ -122,9 +119,9 @@ class GroupMean(GroupBaseline):
     The mean contains the sample itself, which shrinks the expected gradient by (G - 1) / G.
     """
 
-    name: ClassVar[str] = "group_mean"
-    in_words: ClassVar[str] = "compare each completion with the mean of its group"
-    in_symbols: ClassVar[str] = "R - mean_g(R)"
+    name = "group_mean"
+    in_words = "compare each completion with the mean of its group"
+    in_symbols = "R - mean_g(R)"
 
     def __call__(self, batch: TokenBatch, memory: Memory) -> Tensor:
         moments = group_moments(batch.reward, batch.group, episode_weight(batch))
@@ -141,7 +138,7 @@ class ShiftedMean(GroupBaseline):
     """
 
     shift: float = -0.1
-    name: ClassVar[str] = "shifted_mean"
+    name = "shifted_mean"
 
     def __post_init__(self) -> None:
         if self.shift == 0:
@@ -166,9 +163,9 @@ class BatchRunningMean(CompletionBaseline):
     """
 
     decay: float = number(0.9, least=0, below=1)
-    name: ClassVar[str] = "running_mean"
-    in_words: ClassVar[str] = "compare each completion with a running mean of past rewards"
-    in_symbols: ClassVar[str] = "R - ema_{0.decay:g}(R)"
+    name = "running_mean"
+    in_words = "compare each completion with a running mean of past rewards"
+    in_symbols = "R - ema_{0.decay:g}(R)"
 
     def __call__(self, batch: TokenBatch, memory: Memory) -> Tensor:
         mass = memory.get("running_mass", 0.0)
@@ -214,10 +211,10 @@ class RunningRoleMean(CompletionBaseline):
     """
 
     decay: float = number(0.95, least=0, below=1)
-    name: ClassVar[str] = "running_role_mean"
-    needs: ClassVar[frozenset[str]] = frozenset({"role"})
-    in_words: ClassVar[str] = "compare each completion with a running mean of what its role earned before"
-    in_symbols: ClassVar[str] = "R - ema_{0.decay:g}(R of this role)"
+    name = "running_role_mean"
+    needs = frozenset({"role"})
+    in_words = "compare each completion with a running mean of what its role earned before"
+    in_symbols = "R - ema_{0.decay:g}(R of this role)"
 
     def __call__(self, batch: TokenBatch, memory: Memory) -> Tensor:
         return batch.reward.new_tensor([memory.get(key, 0.0) for key in self._keys(batch)])
@@ -245,9 +242,9 @@ class LeaveOneOut(GroupBaseline):
     with the other episodes.
     """
 
-    name: ClassVar[str] = "leave_one_out"
-    in_words: ClassVar[str] = "compare each completion with the mean of the others in its group"
-    in_symbols: ClassVar[str] = "R - mean_{{g, not i}}(R)"
+    name = "leave_one_out"
+    in_words = "compare each completion with the mean of the others in its group"
+    in_symbols = "R - mean_{{g, not i}}(R)"
 
     def __call__(self, batch: TokenBatch, memory: Memory) -> Tensor:
         moments = group_moments(batch.reward, batch.group, episode_weight(batch))
@@ -266,10 +263,8 @@ class MixedMean(GroupBaseline):
 
     share: float = number(0.2, above=0, most=1)
     decay: float = number(0.9, least=0, below=1)
-    name: ClassVar[str] = "mixed_mean"
-    in_words: ClassVar[str] = (
-        "compare each completion with the others in its group and, {0.share:g} of it, with past steps"
-    )
+    name = "mixed_mean"
+    in_words = "compare each completion with the others in its group and, {0.share:g} of it, with past steps"
 
     def __call__(self, batch: TokenBatch, memory: Memory) -> Tensor:
         group = LeaveOneOut()(batch, memory)
@@ -290,9 +285,9 @@ class LengthWeightedMean(GroupBaseline):
     The advantages of a group no longer sum to 0.
     """
 
-    name: ClassVar[str] = "length_weighted_mean"
-    in_words: ClassVar[str] = "compare each completion with the mean of its group, weighted by length"
-    in_symbols: ClassVar[str] = "R - SUM_g(n R) / SUM_g(n)"
+    name = "length_weighted_mean"
+    in_words = "compare each completion with the mean of its group, weighted by length"
+    in_symbols = "R - SUM_g(n R) / SUM_g(n)"
 
     def __call__(self, batch: TokenBatch, memory: Memory) -> Tensor:
         index, count = group_index(batch.group)
@@ -316,10 +311,10 @@ class Greedy(CompletionBaseline):
     out.
     """
 
-    name: ClassVar[str] = "greedy"
-    needs: ClassVar[frozenset[str]] = frozenset({"greedy_reward"})
-    in_words: ClassVar[str] = "compare each completion with the greedy completion to the same prompt"
-    in_symbols: ClassVar[str] = "R - R(greedy)"
+    name = "greedy"
+    needs = frozenset({"greedy_reward"})
+    in_words = "compare each completion with the greedy completion to the same prompt"
+    in_symbols = "R - R(greedy)"
 
     def __call__(self, batch: TokenBatch, memory: Memory) -> Tensor:
         greedy = given(batch.greedy_reward, "the greedy baseline needs greedy_reward")
@@ -332,10 +327,10 @@ class DrawnMean(GroupBaseline):
     A group drawn until it holds both outcomes has a biased mean of its own; the pool of all draws is the honest one.
     """
 
-    name: ClassVar[str] = "drawn_mean"
-    needs: ClassVar[frozenset[str]] = frozenset({"drawn"})
-    in_words: ClassVar[str] = "compare each completion with the mean of all completions drawn for its prompt"
-    in_symbols: ClassVar[str] = "R - mean_drawn(R)"
+    name = "drawn_mean"
+    needs = frozenset({"drawn"})
+    in_words = "compare each completion with the mean of all completions drawn for its prompt"
+    in_symbols = "R - mean_drawn(R)"
 
     def __call__(self, batch: TokenBatch, memory: Memory) -> Tensor:
         drawn = given(batch.drawn, "drawn_mean needs the moments of all rewards drawn")
@@ -352,10 +347,10 @@ class PromptTracker(CompletionBaseline):
     """
 
     keep: float = number(0.9, above=0, most=1)
-    name: ClassVar[str] = "prompt_tracker"
-    needs: ClassVar[frozenset[str]] = frozenset({"prompt"})
-    in_words: ClassVar[str] = "compare each completion with what its prompt earned on earlier visits"
-    in_symbols: ClassVar[str] = "R - tracked(R of this prompt)"
+    name = "prompt_tracker"
+    needs = frozenset({"prompt"})
+    in_words = "compare each completion with what its prompt earned on earlier visits"
+    in_symbols = "R - tracked(R of this prompt)"
 
     def __call__(self, batch: TokenBatch, memory: Memory) -> Tensor:
         known = [self._counts(key, memory) for key in self._keys(batch)]
@@ -398,12 +393,10 @@ class PromptValue(CompletionBaseline):
     """
 
     beta: float = number(0.5, above=0)
-    name: ClassVar[str] = "prompt_value"
-    needs: ClassVar[frozenset[str]] = frozenset({"reference_rewards"})
-    in_words: ClassVar[str] = (
-        "compare each completion with the best that can be had near the reference, from its own rewards"
-    )
-    in_symbols: ClassVar[str] = "R - V,  V = {0.beta:g} log mean_ref exp(R/{0.beta:g})"
+    name = "prompt_value"
+    needs = frozenset({"reference_rewards"})
+    in_words = "compare each completion with the best that can be had near the reference, from its own rewards"
+    in_symbols = "R - V,  V = {0.beta:g} log mean_ref exp(R/{0.beta:g})"
 
     def __call__(self, batch: TokenBatch, memory: Memory) -> Tensor:
         if batch.reference_rewards is None:
@@ -421,13 +414,11 @@ class PartwiseGroup(GroupBaseline):
     A part with a small spread counts as much as one with a large; a nearly constant one is amplified. Needs two parts.
     """
 
-    name: ClassVar[str] = "partwise_group"
-    sees_reward: ClassVar[bool] = False
-    needs: ClassVar[frozenset[str]] = frozenset({"parts"})
-    in_words: ClassVar[str] = (
-        "compare each part of the reward with its own mean and spread in the group, then add the parts"
-    )
-    in_symbols: ClassVar[str] = "SUM_k w_k (R_k - mean_g(R_k)) / std_g(R_k)"
+    name = "partwise_group"
+    sees_reward = False
+    needs = frozenset({"parts"})
+    in_words = "compare each part of the reward with its own mean and spread in the group, then add the parts"
+    in_symbols = "SUM_k w_k (R_k - mean_g(R_k)) / std_g(R_k)"
 
     def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
         if batch.parts is None or batch.part_weight is None:
@@ -447,9 +438,9 @@ class GroupLabels(GroupBaseline):
     2602.05630 (2026): how good does not count, and each side's pull shrinks with its number.
     """
 
-    name: ClassVar[str] = "group_labels"
-    in_words: ClassVar[str] = "label each completion of a group as good or bad by the group's mean"
-    in_symbols: ClassVar[str] = "G/(1 + n_good) if R > mean_g(R) else -G/(1 + n_bad)"
+    name = "group_labels"
+    in_words = "label each completion of a group as good or bad by the group's mean"
+    in_symbols = "G/(1 + n_good) if R > mean_g(R) else -G/(1 + n_bad)"
 
     def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
         index, count = group_index(batch.group)
@@ -470,12 +461,10 @@ class RevisitedGroup(GroupBaseline):
     The roles of a prompt are remembered apart.
     """
 
-    name: ClassVar[str] = "revisited_group"
-    needs: ClassVar[frozenset[str]] = frozenset({"prompt"})
-    in_words: ClassVar[str] = (
-        "compare each completion with its group and with all that its prompt earned before, in their spreads"
-    )
-    in_symbols: ClassVar[str] = "smooth((R - mean_g(R)) / std_g(R), (R - mean_seen(R)) / std_seen(R))"
+    name = "revisited_group"
+    needs = frozenset({"prompt"})
+    in_words = "compare each completion with its group and with all that its prompt earned before, in their spreads"
+    in_symbols = "smooth((R - mean_g(R)) / std_g(R), (R - mean_seen(R)) / std_seen(R))"
 
     def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
         moments = group_moments(batch.reward, batch.group, episode_weight(batch))

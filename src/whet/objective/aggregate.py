@@ -9,16 +9,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from whet.objective.advantage import Memory
 from whet.objective.component import Component, given, number
-from whet.objective.lazy_torch import torch
+from whet.objective.lazy_torch import Tensor, torch
 from whet.objective.statistics import STD_FLOOR, episode_weight, group_index, sums_by
 from whet.types import TokenBatch, Totals
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class Aggregate(Component):
@@ -68,10 +65,10 @@ def _share(action: Tensor, per_token: Tensor | float) -> Tensor:
 class TokenMean(Aggregate):
     """share = 1 / M."""
 
-    name: ClassVar[str] = "token_mean"
-    counts_tokens: ClassVar[bool] = True
-    in_words: ClassVar[str] = "every token of the step counts the same"
-    in_symbols: ClassVar[str] = "1/M SUM_i SUM_t"
+    name = "token_mean"
+    counts_tokens = True
+    in_words = "every token of the step counts the same"
+    in_symbols = "1/M SUM_i SUM_t"
 
     def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor:
         return _share(batch.action, 1.0 / max(totals.tokens, 1))
@@ -80,9 +77,9 @@ class TokenMean(Aggregate):
 class SequenceMean(Aggregate):
     """share = 1 / (N n_i)."""
 
-    name: ClassVar[str] = "sequence_mean"
-    in_words: ClassVar[str] = "every completion counts the same, whatever its length"
-    in_symbols: ClassVar[str] = "1/N SUM_i 1/n_i SUM_t"
+    name = "sequence_mean"
+    in_words = "every completion counts the same, whatever its length"
+    in_symbols = "1/N SUM_i 1/n_i SUM_t"
 
     def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor:
         lengths = batch.action.sum(-1, keepdim=True).clamp(min=1).double()
@@ -95,10 +92,10 @@ class TurnMean(Aggregate):
     Every trajectory counts the same, and every turn in it. In a single completion the turns are its sentences.
     """
 
-    name: ClassVar[str] = "turn_mean"
-    needs: ClassVar[frozenset[str]] = frozenset({"segment"})
-    in_words: ClassVar[str] = "every trajectory counts the same, and in it every turn, whatever its length"
-    in_symbols: ClassVar[str] = "1/N SUM_i 1/T_i SUM_j 1/n_ij SUM_t"
+    name = "turn_mean"
+    needs = frozenset({"segment"})
+    in_words = "every trajectory counts the same, and in it every turn, whatever its length"
+    in_symbols = "1/N SUM_i 1/T_i SUM_j 1/n_ij SUM_t"
 
     def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor:
         inside = torch.where(batch.action, given(batch.segment, "turn_mean needs segment"), 0)
@@ -116,10 +113,10 @@ class FixedLength(Aggregate):
     L is `max_new_tokens`, never the padded width, so a learning rate tuned for one budget does not carry to another.
     """
 
-    name: ClassVar[str] = "fixed_length"
-    counts_tokens: ClassVar[bool] = True
-    in_words: ClassVar[str] = "every token counts the same, divided by completions times the generation budget L"
-    in_symbols: ClassVar[str] = "1/(N L) SUM_i SUM_t"
+    name = "fixed_length"
+    counts_tokens = True
+    in_words = "every token counts the same, divided by completions times the generation budget L"
+    in_symbols = "1/(N L) SUM_i SUM_t"
 
     def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor:
         return _share(batch.action, 1.0 / (max(totals.sequences, 1) * totals.max_new_tokens))
@@ -128,9 +125,9 @@ class FixedLength(Aggregate):
 class SequenceSum(Aggregate):
     """share = 1 / N: the unbiased gradient of the expected reward of a whole completion."""
 
-    name: ClassVar[str] = "sequence_sum"
-    in_words: ClassVar[str] = "every completion counts with the sum of its tokens"
-    in_symbols: ClassVar[str] = "1/N SUM_i SUM_t"
+    name = "sequence_sum"
+    in_words = "every completion counts with the sum of its tokens"
+    in_symbols = "1/N SUM_i SUM_t"
 
     def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor:
         return _share(batch.action, 1.0 / max(totals.sequences, 1))
@@ -146,11 +143,9 @@ class InverseLength(Aggregate):
     """
 
     power: float = number(1.0, above=0, most=1, instead="objective.aggregate=fixed_length")
-    name: ClassVar[str] = "inverse_length"
-    in_words: ClassVar[str] = (
-        "every completion counts by its length to the power of -{0.power:g}, tokens within it alike"
-    )
-    in_symbols: ClassVar[str] = "1/(N L) SUM_i n_i^-{0.power:g}/mean(n^-{0.power:g}) SUM_t"
+    name = "inverse_length"
+    in_words = "every completion counts by its length to the power of -{0.power:g}, tokens within it alike"
+    in_symbols = "1/(N L) SUM_i n_i^-{0.power:g}/mean(n^-{0.power:g}) SUM_t"
 
     def importance(self, batch: TokenBatch, memory: Memory) -> Tensor:
         length = batch.lengths.double()
@@ -179,10 +174,10 @@ class LearnedLength(Aggregate):
     spread: float = number(1 / 9, above=0)
     start: float = 0.0
     rate: float = number(0.1, least=0)
-    name: ClassVar[str] = "learned_length"
-    counts_tokens: ClassVar[bool] = True
-    in_words: ClassVar[str] = "every token counts the same, times a factor of its completion's length that is learned"
-    in_symbols: ClassVar[str] = "1/M SUM_i f_i(lambda) SUM_t"
+    name = "learned_length"
+    counts_tokens = True
+    in_words = "every token counts the same, times a factor of its completion's length that is learned"
+    in_symbols = "1/M SUM_i f_i(lambda) SUM_t"
 
     def importance(self, batch: TokenBatch, memory: Memory) -> Tensor:
         power = memory.get("length_power", self.start)

@@ -35,7 +35,7 @@ class Control(Component):
 class FixedCoefficient(Control):
     """beta stays what it is."""
 
-    name: ClassVar[str] = "fixed"
+    name = "fixed"
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,10 @@ class Proportional(Control):
 
     target: float = number(6.0, above=0)
     horizon: float = number(10_000.0, above=0)
-    name: ClassVar[str] = "proportional"
-    needs: ClassVar[frozenset[str]] = frozenset({"ref_logp"})
-    turns_beta: ClassVar[bool] = True
-    in_words: ClassVar[str] = "turn the KL's coefficient so that a completion strays {0.target:g} nats"
+    name = "proportional"
+    needs = frozenset({"ref_logp"})
+    turns_beta = True
+    in_words = "turn the KL's coefficient so that a completion strays {0.target:g} nats"
 
     def adjusted(self, memory: Memory, beta: float, metrics: Mapping[str, float], num_completions: int) -> Memory:
         error = min(max(metrics["kl_completion"] / self.target - 1, -0.2), 0.2)
@@ -67,12 +67,10 @@ class Doubling(Control):
     """
 
     target: float = number(0.01, above=0)
-    name: ClassVar[str] = "doubling"
-    needs: ClassVar[frozenset[str]] = frozenset({"old_logp"})
-    turns_beta: ClassVar[bool] = True
-    in_words: ClassVar[str] = (
-        "halve or double the KL's coefficient so that a batch moves the policy {0.target:g} nats a token"
-    )
+    name = "doubling"
+    needs = frozenset({"old_logp"})
+    turns_beta = True
+    in_words = "halve or double the KL's coefficient so that a batch moves the policy {0.target:g} nats a token"
 
     def adjusted(self, memory: Memory, beta: float, metrics: Mapping[str, float], num_completions: int) -> Memory:
         now, moved = memory.get("beta", beta), metrics["kl_old"]
@@ -92,9 +90,9 @@ class KLBudget(Control):
 
     nats: float = number(20.0, above=0)
     decay: float = number(0.5, least=0, below=1)
-    name: ClassVar[str] = "budget"
-    needs: ClassVar[frozenset[str]] = frozenset({"ref_logp"})
-    in_words: ClassVar[str] = "stop when completions stray {0.nats:g} nats from the reference"
+    name = "budget"
+    needs = frozenset({"ref_logp"})
+    in_words = "stop when completions stray {0.nats:g} nats from the reference"
 
     def adjusted(self, memory: Memory, beta: float, metrics: Mapping[str, float], num_completions: int) -> Memory:
         mass = self.decay * memory.get("kl_mass", 0.0) + 1 - self.decay
@@ -120,9 +118,9 @@ class EndUpdates(Control):
     """
 
     limit: float = number(0.015, above=0)
-    name: ClassVar[str] = "end_updates"
-    needs: ClassVar[frozenset[str]] = frozenset({"old_logp"})
-    in_words: ClassVar[str] = "leave a batch once it has moved the policy by {0.limit:g} nats a token"
+    name = "end_updates"
+    needs = frozenset({"old_logp"})
+    in_words = "leave a batch once it has moved the policy by {0.limit:g} nats a token"
 
     def ends_updates(self, metrics: Mapping[str, float]) -> bool:
         return metrics["kl_old"] > self.limit

@@ -8,15 +8,11 @@ actions (a tool's output) are passed over: value and trace carry on after them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
 
 from whet.objective.advantage import Baseline, GroupMean, Memory
 from whet.objective.component import Component, given, number
-from whet.objective.lazy_torch import torch
+from whet.objective.lazy_torch import Tensor, torch
 from whet.types import TokenBatch
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def paid(batch: TokenBatch, outcome: Tensor | None = None) -> Tensor:
@@ -66,7 +62,7 @@ def next_value(values: Tensor, action: Tensor) -> Tensor:
 class TokenCredit(Baseline):
     """A baseline that credits tokens one by one, from the rewards that each of them earned."""
 
-    per_token: ClassVar[bool] = True
+    per_token = True
 
 
 @dataclass(frozen=True)
@@ -77,9 +73,9 @@ class ReturnToGo(TokenCredit):
     """
 
     gamma: float = number(1.0, least=0, most=1)
-    name: ClassVar[str] = "return_to_go"
-    in_words: ClassVar[str] = "credit each token with what was earned from it on"
-    in_symbols: ClassVar[str] = "SUM_{{s >= t}} r_s"
+    name = "return_to_go"
+    in_words = "credit each token with what was earned from it on"
+    in_symbols = "SUM_{{s >= t}} r_s"
 
     def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
         return discounted_sum(paid(batch), self.gamma, batch.action)
@@ -91,9 +87,9 @@ class GroupMeanToGo(TokenCredit):
     Hu 2025 (2501.03262), the baseline form.
     """
 
-    name: ClassVar[str] = "group_mean_to_go"
-    in_words: ClassVar[str] = "compare each completion with the mean of its group, and credit the KL from each token on"
-    in_symbols: ClassVar[str] = "R - mean_g(R) + SUM_{{s >= t}} r_s"
+    name = "group_mean_to_go"
+    in_words = "compare each completion with the mean of its group, and credit the KL from each token on"
+    in_symbols = "R - mean_g(R) + SUM_{{s >= t}} r_s"
 
     @property
     def smallest_group(self) -> int:
@@ -107,7 +103,7 @@ class GroupMeanToGo(TokenCredit):
 class CriticBaseline(Component):
     """What baselines with a critic share."""
 
-    needs: ClassVar[frozenset[str]] = frozenset({"value"})
+    needs = frozenset({"value"})
 
     def critic_value(self, batch: TokenBatch) -> Tensor:
         """The critic's value at each action, 0 elsewhere: [N, T]; raises where the batch has none."""
@@ -130,11 +126,9 @@ class GAE(CriticBaseline, TokenCredit):
 
     gamma: float = number(1.0, least=0, most=1)
     lam: float = number(0.95, least=0, most=1)
-    name: ClassVar[str] = "gae"
-    in_words: ClassVar[str] = (
-        "compare each token with the critic's expectation; a truncated completion is worth 0 behind its end"
-    )
-    in_symbols: ClassVar[str] = "SUM_k ({0.gamma:g} * {0.lam:g})^k d_(t+k), d = r_t + {0.gamma:g} V_(t+1) - V_t"
+    name = "gae"
+    in_words = "compare each token with the critic's expectation; a truncated completion is worth 0 behind its end"
+    in_symbols = "SUM_k ({0.gamma:g} * {0.lam:g})^k d_(t+k), d = r_t + {0.gamma:g} V_(t+1) - V_t"
 
     def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
         return discounted_sum(self.surprise(batch, self.gamma), self.gamma * self.lam, batch.action)
@@ -153,11 +147,9 @@ class DecoupledGAE(CriticBaseline, TokenCredit):
     alpha: float = number(0.05, above=0)
     critic_lam: float = number(1.0, least=0, most=1)
     gamma: float = number(1.0, least=0, most=1)
-    name: ClassVar[str] = "gae_decoupled"
-    in_words: ClassVar[str] = (
-        "compare each token with the critic's expectation, looking further ahead in longer completions"
-    )
-    in_symbols: ClassVar[str] = "GAE with lam_i = 1 - 1/({0.alpha:g} n_i), critic lam {0.critic_lam:g}"
+    name = "gae_decoupled"
+    in_words = "compare each token with the critic's expectation, looking further ahead in longer completions"
+    in_symbols = "GAE with lam_i = 1 - 1/({0.alpha:g} n_i), critic lam {0.critic_lam:g}"
 
     def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
         length = batch.lengths.clamp(min=1).to(batch.reward.dtype)
@@ -181,10 +173,10 @@ class VTrace(CriticBaseline, TokenCredit):
     c_bar: float = number(1.0, above=0)
     lam: float = number(1.0, least=0, most=1)
     gamma: float = number(1.0, least=0, most=1)
-    name: ClassVar[str] = "vtrace"
-    needs: ClassVar[frozenset[str]] = frozenset({"value", "behavior_logp", "old_logp"})
-    in_words: ClassVar[str] = "compare each token with the critic's expectation, corrected for the policy that sampled"
-    in_symbols: ClassVar[str] = "rho_t (r_t + {0.gamma:g} v_(t+1) - V_t), rho = min({0.rho_bar:g}, pi/mu)"
+    name = "vtrace"
+    needs = frozenset({"value", "behavior_logp", "old_logp"})
+    in_words = "compare each token with the critic's expectation, corrected for the policy that sampled"
+    in_symbols = "rho_t (r_t + {0.gamma:g} v_(t+1) - V_t), rho = min({0.rho_bar:g}, pi/mu)"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -224,11 +216,9 @@ class Trace(VTrace):
     value of every action. The first step of each correction is taken as if the sampler's token were the policy's.
     """
 
-    name: ClassVar[str] = "trace"
-    in_words: ClassVar[str] = (
-        "compare each token with the critic's expectation, looking ahead only where the sampler agreed"
-    )
-    in_symbols: ClassVar[str] = "r_t + {0.gamma:g} v_(t+1) - V_t, v by traces min({0.c_bar:g}, pi/mu)"
+    name = "trace"
+    in_words = "compare each token with the critic's expectation, looking ahead only where the sampler agreed"
+    in_symbols = "r_t + {0.gamma:g} v_(t+1) - V_t, v by traces min({0.c_bar:g}, pi/mu)"
 
     def _push(self, ratio: Tensor) -> Tensor:
         return torch.ones_like(ratio)

@@ -29,7 +29,7 @@ class Keep(Component):
 class Everything(Keep):
     """Train on every group."""
 
-    name: ClassVar[str] = "everything"
+    name = "everything"
 
 
 def mixed(outcomes: Sequence[float]) -> bool:
@@ -46,11 +46,9 @@ class MixedOutcome(Keep):
     """
 
     rounds: float = number(10, least=1)
-    name: ClassVar[str] = "mixed_outcome"
-    refills: ClassVar[bool] = True
-    in_words: ClassVar[str] = (
-        "train on groups with both outcomes, drawing new prompts for the others up to {0.rounds:g} times"
-    )
+    name = "mixed_outcome"
+    refills = True
+    in_words = "train on groups with both outcomes, drawing new prompts for the others up to {0.rounds:g} times"
 
     @property
     def most_rounds(self) -> int:
@@ -71,12 +69,10 @@ class Balanced(MixedOutcome):
     """
 
     rounds: float = 4
-    name: ClassVar[str] = "balanced"
-    refills: ClassVar[bool] = False
-    grows: ClassVar[bool] = True
-    in_words: ClassVar[str] = (
-        "draw more completions to a prompt until both outcomes are there, up to {0.rounds:g} times"
-    )
+    name = "balanced"
+    refills = False
+    grows = True
+    in_words = "draw more completions to a prompt until both outcomes are there, up to {0.rounds:g} times"
 
 
 @dataclass(frozen=True)
@@ -84,8 +80,8 @@ class Fresh(Keep):
     """Leave out groups whose oldest policy is more than `max_staleness` versions behind."""
 
     max_staleness: float = number(1, least=0)
-    name: ClassVar[str] = "fresh"
-    in_words: ClassVar[str] = "train on completions at most {0.max_staleness:g} policy versions old"
+    name = "fresh"
+    in_words = "train on completions at most {0.max_staleness:g} policy versions old"
 
     def __call__(self, outcomes: Sequence[float], staleness: int) -> bool:
         return staleness <= self.max_staleness

@@ -8,15 +8,12 @@ There is no k1 in the loss: its expected gradient is 0.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from whet.objective.component import Component, number
-from whet.objective.lazy_torch import torch
+from whet.objective.lazy_torch import Tensor, torch
 from whet.objective.ratio import held_log
 from whet.types import TokenBatch
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class KL(Component):
@@ -47,9 +44,9 @@ class KL(Component):
 class NoKL(KL):
     """No penalty for leaving the reference."""
 
-    name: ClassVar[str] = "none"
-    in_words: ClassVar[str] = "no tie to a reference"
-    in_symbols: ClassVar[str] = ""
+    name = "none"
+    in_words = "no tie to a reference"
+    in_symbols = ""
 
 
 @dataclass(frozen=True)
@@ -57,7 +54,7 @@ class _Tied(KL):
     """A tie with a coefficient."""
 
     beta: float = number(above=0, instead="objective.kl=none")
-    needs: ClassVar[frozenset[str]] = frozenset({"ref_logp"})
+    needs = frozenset({"ref_logp"})
 
     def log_move(self, u: Tensor, ratio: Tensor) -> Tensor:
         """What the estimate is a function of: u, or log r where the tie is to the policy before the updates."""
@@ -77,9 +74,9 @@ class K2(_Tied):
     """beta u^2 / 2, kl_weight = beta u. Schulman 2020 note. Its gradient is the per-token gradient of KL(pi, ref)."""
 
     beta: float = 0.04
-    name: ClassVar[str] = "k2"
-    in_words: ClassVar[str] = "pull towards the reference with {0.beta:g} times half the squared log-ratio"
-    in_symbols: ClassVar[str] = " - {0.beta:g} u^2/2, u = log(pi/ref)"
+    name = "k2"
+    in_words = "pull towards the reference with {0.beta:g} times half the squared log-ratio"
+    in_symbols = " - {0.beta:g} u^2/2, u = log(pi/ref)"
 
     def weight(self, u: Tensor, ratio: Tensor) -> Tensor:
         return self.beta * self.log_move(u, ratio)
@@ -97,11 +94,9 @@ class K2Completion(_OfCompletion, K2):
     """
 
     beta: float = 1e-3
-    name: ClassVar[str] = "k2_completion"
-    in_words: ClassVar[str] = (
-        "pull towards the reference with {0.beta:g} times half each completion's squared log-ratio"
-    )
-    in_symbols: ClassVar[str] = " - {0.beta:g} u(completion)^2/2, u = log(pi/ref)"
+    name = "k2_completion"
+    in_words = "pull towards the reference with {0.beta:g} times half each completion's squared log-ratio"
+    in_symbols = " - {0.beta:g} u(completion)^2/2, u = log(pi/ref)"
 
 
 @dataclass(frozen=True)
@@ -112,9 +107,9 @@ class K3(_Tied):
     """
 
     beta: float = 0.04
-    name: ClassVar[str] = "k3"
-    in_words: ClassVar[str] = "pull towards the reference with {0.beta:g} times the k3 estimate of the KL"
-    in_symbols: ClassVar[str] = " - {0.beta:g} (exp(-u) - 1 + u), u = log(pi/ref)"
+    name = "k3"
+    in_words = "pull towards the reference with {0.beta:g} times the k3 estimate of the KL"
+    in_symbols = " - {0.beta:g} (exp(-u) - 1 + u), u = log(pi/ref)"
 
     def weight(self, u: Tensor, ratio: Tensor) -> Tensor:
         return self.beta * -torch.expm1(held_log(-u))
@@ -123,18 +118,16 @@ class K3(_Tied):
         return torch.expm1(held_log(-u)) + u
 
 
-@dataclass(frozen=True)
 class K3Corrected(K3):
     """beta r (exp(-u) - 1 + u) with r differentiable, kl_weight = beta r u. DeepSeek-V3.2 (2512.02556).
 
     Unbiased for samples of the old policy; the same gradient as ratio-weighted k2. With r detached it would not be.
     """
 
-    beta: float = 0.04
-    name: ClassVar[str] = "k3_corrected"
-    needs: ClassVar[frozenset[str]] = frozenset({"ref_logp", "old_logp"})
-    in_words: ClassVar[str] = "pull towards the reference with {0.beta:g} times k3, corrected for the policy's own move"
-    in_symbols: ClassVar[str] = " - {0.beta:g} r (exp(-u) - 1 + u), u = log(pi/ref)"
+    name = "k3_corrected"
+    needs = frozenset({"ref_logp", "old_logp"})
+    in_words = "pull towards the reference with {0.beta:g} times k3, corrected for the policy's own move"
+    in_symbols = " - {0.beta:g} r (exp(-u) - 1 + u), u = log(pi/ref)"
 
     def weight(self, u: Tensor, ratio: Tensor) -> Tensor:
         return self.beta * ratio * u
@@ -148,9 +141,9 @@ class Absolute(_Tied):
     """beta |u|, kl_weight = beta sign(u). Not a KL: at least as large as one."""
 
     beta: float = 0.04
-    name: ClassVar[str] = "abs"
-    in_words: ClassVar[str] = "pull towards the reference with {0.beta:g} times the absolute log-ratio"
-    in_symbols: ClassVar[str] = " - {0.beta:g} |u|, u = log(pi/ref)"
+    name = "abs"
+    in_words = "pull towards the reference with {0.beta:g} times the absolute log-ratio"
+    in_symbols = " - {0.beta:g} |u|, u = log(pi/ref)"
 
     def weight(self, u: Tensor, ratio: Tensor) -> Tensor:
         return self.beta * self.log_move(u, ratio).sign()
@@ -164,16 +157,16 @@ class Full(_Tied):
     """beta SUM_v pi_v log(pi_v / ref_v), exact at each state, through the logits of both models."""
 
     beta: float = 0.04
-    name: ClassVar[str] = "full"
-    needs: ClassVar[frozenset[str]] = frozenset({"ref_logp", "divergence"})
-    in_words: ClassVar[str] = "pull towards the reference with {0.beta:g} times the exact KL at each token"
-    in_symbols: ClassVar[str] = " - {0.beta:g} SUM_v pi_v log(pi_v/ref_v)"
+    name = "full"
+    needs = frozenset({"ref_logp", "divergence"})
+    in_words = "pull towards the reference with {0.beta:g} times the exact KL at each token"
+    in_symbols = " - {0.beta:g} SUM_v pi_v log(pi_v/ref_v)"
 
 
 class _Cost(_Tied):
     """The estimate at sampling time is taken off each token's reward: no weight in the loss."""
 
-    in_reward: ClassVar[bool] = True
+    in_reward = True
 
     def cost(self, batch: TokenBatch) -> Tensor | None:
         sampled = batch.old_logp if batch.old_logp is not None else batch.behavior_logp
@@ -195,9 +188,9 @@ class K1Reward(_Cost):
     """
 
     beta: float = 0.05
-    name: ClassVar[str] = "k1_reward"
-    in_words: ClassVar[str] = "take {0.beta:g} times the completion's log-ratio to the reference off its reward"
-    in_symbols: ClassVar[str] = ", R -= {0.beta:g} SUM_t log(pi/ref)"
+    name = "k1_reward"
+    in_words = "take {0.beta:g} times the completion's log-ratio to the reference off its reward"
+    in_symbols = ", R -= {0.beta:g} SUM_t log(pi/ref)"
 
 
 @dataclass(frozen=True)
@@ -205,9 +198,9 @@ class K2Reward(_Cost, K2):
     """r_t -= beta u_t^2 / 2, u at sampling time."""
 
     beta: float = 0.05
-    name: ClassVar[str] = "k2_reward"
-    in_words: ClassVar[str] = "take {0.beta:g} times half the squared log-ratios to the reference off the reward"
-    in_symbols: ClassVar[str] = ", R -= {0.beta:g} SUM_t u^2/2, u = log(pi/ref)"
+    name = "k2_reward"
+    in_words = "take {0.beta:g} times half the squared log-ratios to the reference off the reward"
+    in_symbols = ", R -= {0.beta:g} SUM_t u^2/2, u = log(pi/ref)"
 
 
 @dataclass(frozen=True)
@@ -215,9 +208,9 @@ class K3Reward(_Cost, K3):
     """r_t -= beta (exp(-u) - 1 + u), u at sampling time: never negative, unlike k1."""
 
     beta: float = 0.05
-    name: ClassVar[str] = "k3_reward"
-    in_words: ClassVar[str] = "take {0.beta:g} times the k3 estimate of the KL off the reward"
-    in_symbols: ClassVar[str] = ", R -= {0.beta:g} SUM_t (exp(-u) - 1 + u), u = log(pi/ref)"
+    name = "k3_reward"
+    in_words = "take {0.beta:g} times the k3 estimate of the KL off the reward"
+    in_symbols = ", R -= {0.beta:g} SUM_t (exp(-u) - 1 + u), u = log(pi/ref)"
 
 
 @dataclass(frozen=True)
@@ -225,9 +218,9 @@ class AbsoluteReward(_Cost, Absolute):
     """r_t -= beta |u_t|, u at sampling time."""
 
     beta: float = 0.05
-    name: ClassVar[str] = "abs_reward"
-    in_words: ClassVar[str] = "take {0.beta:g} times the absolute log-ratios to the reference off the reward"
-    in_symbols: ClassVar[str] = ", R -= {0.beta:g} SUM_t |log(pi/ref)|"
+    name = "abs_reward"
+    in_words = "take {0.beta:g} times the absolute log-ratios to the reference off the reward"
+    in_symbols = ", R -= {0.beta:g} SUM_t |log(pi/ref)|"
 
 
 class K1Immediate(K1Reward):
@@ -236,18 +229,18 @@ class K1Immediate(K1Reward):
     What a token costs is not summed to go: the gradient is that of a KL at fixed states, not of the completion's.
     """
 
-    name: ClassVar[str] = "k1_immediate"
-    immediate: ClassVar[bool] = True
-    in_reward: ClassVar[bool] = False
-    in_words: ClassVar[str] = "take {0.beta:g} times each token's log-ratio to the reference off its own advantage"
-    in_symbols: ClassVar[str] = ", A_t -= {0.beta:g} log(pi/ref)"
+    name = "k1_immediate"
+    immediate = True
+    in_reward = False
+    in_words = "take {0.beta:g} times each token's log-ratio to the reference off its own advantage"
+    in_symbols = ", A_t -= {0.beta:g} log(pi/ref)"
 
 
 class _ToOld(_Tied):
     """Tied to the policy before the updates: the log move is log r."""
 
-    to_old: ClassVar[bool] = True
-    needs: ClassVar[frozenset[str]] = frozenset({"old_logp"})
+    to_old = True
+    needs = frozenset({"old_logp"})
 
     def log_move(self, u: Tensor, ratio: Tensor) -> Tensor:
         return ratio.log()
@@ -261,9 +254,9 @@ class K3Old(_ToOld):
     """
 
     beta: float = 1.0
-    name: ClassVar[str] = "k3_old"
-    in_words: ClassVar[str] = "hold the policy near the one that wrote the batch, with {0.beta:g} times their KL"
-    in_symbols: ClassVar[str] = " - {0.beta:g} (r - 1 - log r)"
+    name = "k3_old"
+    in_words = "hold the policy near the one that wrote the batch, with {0.beta:g} times their KL"
+    in_symbols = " - {0.beta:g} (r - 1 - log r)"
 
     def weight(self, u: Tensor, ratio: Tensor) -> Tensor:
         return self.beta * (ratio - 1)
@@ -277,9 +270,9 @@ class AbsoluteOld(_ToOld, Absolute):
     """beta |log r|, kl_weight = beta sign(log r). Cui 2025 (2505.22617). Exactly 0 at the first update of a batch."""
 
     beta: float = 1.0
-    name: ClassVar[str] = "abs_old"
-    in_words: ClassVar[str] = "hold the policy near the one that wrote the batch, with {0.beta:g} times |log r|"
-    in_symbols: ClassVar[str] = " - {0.beta:g} |log r|"
+    name = "abs_old"
+    in_words = "hold the policy near the one that wrote the batch, with {0.beta:g} times |log r|"
+    in_symbols = " - {0.beta:g} |log r|"
 
 
 @dataclass(frozen=True)
@@ -290,11 +283,9 @@ class K2Old(_ToOld, K2):
     """
 
     beta: float = 0.05
-    name: ClassVar[str] = "k2_old"
-    in_words: ClassVar[str] = (
-        "hold the policy near the one that wrote the batch, with {0.beta:g} times half the squared log r"
-    )
-    in_symbols: ClassVar[str] = " - {0.beta:g} (log r)^2/2"
+    name = "k2_old"
+    in_words = "hold the policy near the one that wrote the batch, with {0.beta:g} times half the squared log r"
+    in_symbols = " - {0.beta:g} (log r)^2/2"
 
 
 @dataclass(frozen=True)
@@ -306,11 +297,9 @@ class K2OldCompletion(_OfCompletion, _ToOld, K2):
     """
 
     beta: float = 0.01
-    name: ClassVar[str] = "k2_old_completion"
-    in_words: ClassVar[str] = (
-        "hold each completion's probability near what it was, with {0.beta:g} times half its squared log r"
-    )
-    in_symbols: ClassVar[str] = " - {0.beta:g} (log r(completion))^2/2"
+    name = "k2_old_completion"
+    in_words = "hold each completion's probability near what it was, with {0.beta:g} times half its squared log r"
+    in_symbols = " - {0.beta:g} (log r(completion))^2/2"
 
 
 @dataclass(frozen=True)
@@ -321,10 +310,8 @@ class K2Sampler(K2):
     """
 
     beta: float = 2e-3
-    name: ClassVar[str] = "k2_sampler"
-    to_sampler: ClassVar[bool] = True
-    needs: ClassVar[frozenset[str]] = frozenset({"behavior_logp"})
-    in_words: ClassVar[str] = (
-        "hold the policy near the one that sampled, with {0.beta:g} times half the squared log-ratio"
-    )
-    in_symbols: ClassVar[str] = " - {0.beta:g} v^2/2, v = log(pi/mu)"
+    name = "k2_sampler"
+    to_sampler = True
+    needs = frozenset({"behavior_logp"})
+    in_words = "hold the policy near the one that sampled, with {0.beta:g} times half the squared log-ratio"
+    in_symbols = " - {0.beta:g} v^2/2, v = log(pi/mu)"

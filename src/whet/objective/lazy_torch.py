@@ -23,7 +23,9 @@ class _ImportedAtFirstUse(ModuleType):
 
 if TYPE_CHECKING:
     import torch as torch
+    from torch import Tensor as Tensor
     from torch.nn import functional as functional
 else:
+    Tensor = Any  # it stands in annotations alone, which nothing evaluates
     torch = _ImportedAtFirstUse("torch")
     functional = _ImportedAtFirstUse("torch.nn.functional")

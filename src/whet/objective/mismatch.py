@@ -8,14 +8,10 @@ included).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
 
 from whet.objective.component import Component, number
-from whet.objective.lazy_torch import torch
+from whet.objective.lazy_torch import Tensor, torch
 from whet.objective.ratio import token_ratio
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class Mismatch(Component):
@@ -30,7 +26,7 @@ class Mismatch(Component):
 
 
 class _FromSampler(Mismatch):
-    needs: ClassVar[frozenset[str]] = frozenset({"behavior_logp", "old_logp"})
+    needs = frozenset({"behavior_logp", "old_logp"})
 
 
 def _completion_mean(values: Tensor, action: Tensor) -> Tensor:
@@ -41,8 +37,8 @@ def _completion_mean(values: Tensor, action: Tensor) -> Tensor:
 class NoMismatch(Mismatch):
     """factor = 1: the sampler is the trainer, to float noise. Measured on every step and reported."""
 
-    name: ClassVar[str] = "none"
-    in_symbols: ClassVar[str] = ""
+    name = "none"
+    in_symbols = ""
 
 
 @dataclass(frozen=True)
@@ -53,9 +49,9 @@ class Truncate(_FromSampler):
     """
 
     ceiling: float = number(2.0, least=1)
-    name: ClassVar[str] = "truncate"
-    in_words: ClassVar[str] = "correct each token for the sampler's probability, by at most {0.ceiling:g}"
-    in_symbols: ClassVar[str] = "min(rho, {0.ceiling:g}) "
+    name = "truncate"
+    in_words = "correct each token for the sampler's probability, by at most {0.ceiling:g}"
+    in_symbols = "min(rho, {0.ceiling:g}) "
 
     def __call__(self, log_mismatch: Tensor, log_staleness: Tensor, advantage: Tensor, action: Tensor) -> Tensor:
         return log_mismatch.masked_fill(~action, 0.0).exp().clamp(max=self.ceiling)
@@ -67,9 +63,9 @@ class TruncateSequence(_FromSampler):
     variance."""
 
     ceiling: float = number(2.0, least=1)
-    name: ClassVar[str] = "truncate_sequence"
-    in_words: ClassVar[str] = "correct each completion for the sampler's probability of it, by at most {0.ceiling:g}"
-    in_symbols: ClassVar[str] = "min(prod rho, {0.ceiling:g}) "
+    name = "truncate_sequence"
+    in_words = "correct each completion for the sampler's probability of it, by at most {0.ceiling:g}"
+    in_symbols = "min(prod rho, {0.ceiling:g}) "
 
     def __call__(self, log_mismatch: Tensor, log_staleness: Tensor, advantage: Tensor, action: Tensor) -> Tensor:
         product = log_mismatch.masked_fill(~action, 0.0).sum(-1, keepdim=True)
@@ -82,11 +78,9 @@ class MaskTokens(_FromSampler):
 
     low: float = number(0.5, least=0, most=1)
     high: float = number(5.0, least=1)
-    name: ClassVar[str] = "mask"
-    in_words: ClassVar[str] = (
-        "correct each token for the sampler's probability; drop those beyond {0.low:g} to {0.high:g}"
-    )
-    in_symbols: ClassVar[str] = "rho [{0.low:g} <= rho <= {0.high:g}] "
+    name = "mask"
+    in_words = "correct each token for the sampler's probability; drop those beyond {0.low:g} to {0.high:g}"
+    in_symbols = "rho [{0.low:g} <= rho <= {0.high:g}] "
 
     def __call__(self, log_mismatch: Tensor, log_staleness: Tensor, advantage: Tensor, action: Tensor) -> Tensor:
         rho = token_ratio(log_mismatch.masked_fill(~action, 0.0))
@@ -103,9 +97,9 @@ class MaskSequences(_FromSampler):
 
     low: float = number(0.99, least=0, most=1)
     high: float = number(1.01, least=1)
-    name: ClassVar[str] = "sequence_mask"
-    in_words: ClassVar[str] = "drop completions whose mean ratio to the sampler left {0.low:g} to {0.high:g}"
-    in_symbols: ClassVar[str] = "rho [{0.low:g} <= geomean rho <= {0.high:g}] "
+    name = "sequence_mask"
+    in_words = "drop completions whose mean ratio to the sampler left {0.low:g} to {0.high:g}"
+    in_symbols = "rho [{0.low:g} <= geomean rho <= {0.high:g}] "
 
     def __call__(self, log_mismatch: Tensor, log_staleness: Tensor, advantage: Tensor, action: Tensor) -> Tensor:
         mean = _completion_mean(log_mismatch, action).exp()
@@ -122,9 +116,9 @@ class MaskStale(_FromSampler):
     """
 
     limit: float = number(0.0, least=0)
-    name: ClassVar[str] = "stale_mask"
-    in_words: ClassVar[str] = "drop bad completions that the policy has left by more than {0.limit:g} nats a token"
-    in_symbols: ClassVar[str] = "[not (A < 0 and mean log(mu/pi) > {0.limit:g})] "
+    name = "stale_mask"
+    in_words = "drop bad completions that the policy has left by more than {0.limit:g} nats a token"
+    in_symbols = "[not (A < 0 and mean log(mu/pi) > {0.limit:g})] "
 
     def __call__(self, log_mismatch: Tensor, log_staleness: Tensor, advantage: Tensor, action: Tensor) -> Tensor:
         strayed = -_completion_mean(log_staleness, action) > self.limit

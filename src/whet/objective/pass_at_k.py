@@ -11,16 +11,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import comb, sqrt
-from typing import TYPE_CHECKING, ClassVar
 
 from whet.objective.advantage import GroupBaseline, Memory, on_actions
 from whet.objective.component import number
-from whet.objective.lazy_torch import torch
+from whet.objective.lazy_torch import Tensor, torch
 from whet.objective.statistics import episode_index, episode_mean, episode_weight, group_index, group_moments, sums_by
 from whet.types import TokenBatch, WhetError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def right_completions(batch: TokenBatch) -> Tensor:
@@ -40,7 +36,7 @@ class _RightAmongK(GroupBaseline):
     """Looks at how many completions of a group are right, k at a time."""
 
     k: float = 4
-    sees_reward: ClassVar[bool] = False
+    sees_reward = False
 
     def __post_init__(self) -> None:
         if self.k < 1 or self.k != int(self.k):
@@ -81,9 +77,9 @@ class PassAtK(_RightAmongK):
     Right: (1 - rho) / sd. Wrong: (1 - rho - C(n-c-1,k-1)/C(n-1,k-1)) / sd. All 0 where sd = 0; they sum to 0.
     """
 
-    name: ClassVar[str] = "pass_at_k"
-    in_words: ClassVar[str] = "compare the chance that one of {0.k:g} completions is right with and without this one"
-    in_symbols: ClassVar[str] = "(pass@{0.k:g} given this completion - pass@{0.k:g}) / sd"
+    name = "pass_at_k"
+    in_words = "compare the chance that one of {0.k:g} completions is right with and without this one"
+    in_symbols = "(pass@{0.k:g} given this completion - pass@{0.k:g}) / sd"
 
     def members(self, outcomes: Sequence[float]) -> list[float]:
         n, k = len(outcomes), int(self.k)
@@ -103,11 +99,9 @@ class PassAtKMarginal(_RightAmongK):
     Biased for k > 1: the scores of the others depend on this completion.
     """
 
-    name: ClassVar[str] = "pass_at_k_marginal"
-    in_words: ClassVar[str] = (
-        "credit a right completion with what it adds to {0.k:g} - 1 others, less the mean of the others"
-    )
-    in_symbols: ClassVar[str] = "s - mean_{{g, not i}}(s), s = what the completion adds to pass@{0.k:g}"
+    name = "pass_at_k_marginal"
+    in_words = "credit a right completion with what it adds to {0.k:g} - 1 others, less the mean of the others"
+    in_symbols = "s - mean_{{g, not i}}(s), s = what the completion adds to pass@{0.k:g}"
 
     def members(self, outcomes: Sequence[float]) -> list[float]:
         n, k = len(outcomes), int(self.k)
@@ -123,9 +117,9 @@ class BestMinusSecond(GroupBaseline):
     Two right completions leave no gradient at all.
     """
 
-    name: ClassVar[str] = "best_minus_second"
-    in_words: ClassVar[str] = "only the best completion of a group learns, by how much it beats the second"
-    in_symbols: ClassVar[str] = "[best of the group] (R - R_second)"
+    name = "best_minus_second"
+    in_words = "only the best completion of a group learns, by how much it beats the second"
+    in_symbols = "[best of the group] (R - R_second)"
 
     def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
         scored = torch.where(batch.reward.isnan(), float("nan"), episode_mean(batch.reward, batch))
@@ -152,13 +146,9 @@ class EntropicGroup(GroupBaseline):
     """
 
     nats: float = number(math.log(2), above=0)
-    name: ClassVar[str] = "entropic_group"
-    in_words: ClassVar[str] = (
-        "weigh each completion by exp(beta R) against the others of its group: the best count most"
-    )
-    in_symbols: ClassVar[str] = (
-        "e^(beta R) / mean_{{g, not i}}(e^(beta R)) - 1, KL(softmax(beta R), uniform) = {0.nats:.3g}"
-    )
+    name = "entropic_group"
+    in_words = "weigh each completion by exp(beta R) against the others of its group: the best count most"
+    in_symbols = "e^(beta R) / mean_{{g, not i}}(e^(beta R)) - 1, KL(softmax(beta R), uniform) = {0.nats:.3g}"
 
     @property
     def smallest_group(self) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from whet.objective.advantage import Baseline, Memory
 from whet.objective.aggregate import Aggregate
@@ -19,7 +19,7 @@ from whet.objective.component import given
 from whet.objective.control import Control, FixedCoefficient
 from whet.objective.keep import Everything, Keep
 from whet.objective.kl import KL
-from whet.objective.lazy_torch import torch
+from whet.objective.lazy_torch import Tensor, torch
 from whet.objective.mismatch import Mismatch, NoMismatch
 from whet.objective.ratio import Ratio, token_ratio
 from whet.objective.reference import Frozen, ReferencePolicy
@@ -40,9 +40,6 @@ from whet.objective.terms import (
     Value,
 )
 from whet.types import Extras, TokenBatch, Totals
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True)

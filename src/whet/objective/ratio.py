@@ -7,14 +7,11 @@ so); no gradient flows through it.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from whet.objective.component import Component, given
-from whet.objective.lazy_torch import torch
+from whet.objective.lazy_torch import Tensor, torch
 from whet.types import TokenBatch
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 LARGEST_LOG = 10.0
 LARGEST_TOKEN_LOG = 20.0  # of one token, as in verl: past 88 exp() is infinite in float32, and 0 times that is NaN
@@ -47,9 +44,9 @@ class Ratio(Component):
 class TokenRatio(Ratio):
     """r_it = exp(logp_it - old_logp_it), log r held at 20 from above. Schulman 2017 (1707.06347), section 3."""
 
-    name: ClassVar[str] = "token"
-    in_words: ClassVar[str] = "measure the policy's move token by token"
-    in_symbols: ClassVar[str] = "r = pi(a_t) / pi_old(a_t)"
+    name = "token"
+    in_words = "measure the policy's move token by token"
+    in_symbols = "r = pi(a_t) / pi_old(a_t)"
 
     def __call__(self, log_ratio: Tensor, batch: TokenBatch) -> Tensor:
         return token_ratio(log_ratio.masked_fill(~batch.action, 0.0))
@@ -61,10 +58,10 @@ class SequenceRatio(Ratio):
     The mean runs over the trained tokens only. log s is capped at 10: past it a float32 product with A overflows.
     """
 
-    name: ClassVar[str] = "sequence"
-    whole_completion: ClassVar[bool] = True
-    in_words: ClassVar[str] = "measure the policy's move by the geometric mean over the whole completion"
-    in_symbols: ClassVar[str] = "r = (pi(completion) / pi_old(completion))^(1/n_i)"
+    name = "sequence"
+    whole_completion = True
+    in_words = "measure the policy's move by the geometric mean over the whole completion"
+    in_symbols = "r = (pi(completion) / pi_old(completion))^(1/n_i)"
 
     def __call__(self, log_ratio: Tensor, batch: TokenBatch) -> Tensor:
         action = batch.action
@@ -79,10 +76,10 @@ class SequenceProduct(Ratio):
     Unbiased and of huge variance: it drifts with the length of the completion. Its log is capped at 10.
     """
 
-    name: ClassVar[str] = "sequence_product"
-    whole_completion: ClassVar[bool] = True
-    in_words: ClassVar[str] = "measure the policy's move by the probability ratio of the whole completion"
-    in_symbols: ClassVar[str] = "r = pi(completion) / pi_old(completion)"
+    name = "sequence_product"
+    whole_completion = True
+    in_words = "measure the policy's move by the probability ratio of the whole completion"
+    in_symbols = "r = pi(completion) / pi_old(completion)"
 
     def __call__(self, log_ratio: Tensor, batch: TokenBatch) -> Tensor:
         action = batch.action
@@ -97,10 +94,10 @@ class SegmentRatio(Ratio):
     completion and its entropy-dependent bounds could not be read, so this is the ratio alone, cut at punctuation.
     """
 
-    name: ClassVar[str] = "segment"
-    needs: ClassVar[frozenset[str]] = frozenset({"segment"})
-    in_words: ClassVar[str] = "measure the policy's move by the geometric mean over each sentence"
-    in_symbols: ClassVar[str] = "r = (pi(sentence) / pi_old(sentence))^(1/n_ij)"
+    name = "segment"
+    needs = frozenset({"segment"})
+    in_words = "measure the policy's move by the geometric mean over each sentence"
+    in_symbols = "r = (pi(sentence) / pi_old(sentence))^(1/n_ij)"
 
     def __call__(self, log_ratio: Tensor, batch: TokenBatch) -> Tensor:
         action, inside = batch.action, given(batch.segment, "the segment ratio needs segment").clamp(min=0)
@@ -114,21 +111,19 @@ class SegmentRatio(Ratio):
 class SamplerTokenRatio(TokenRatio):
     """r_it = exp(logp_it - behavior_logp_it): against the policy that sampled, so staleness and mismatch are in it."""
 
-    name: ClassVar[str] = "sampler_token"
-    against: ClassVar[str] = "behavior_logp"
-    needs: ClassVar[frozenset[str]] = frozenset({"behavior_logp"})
-    in_words: ClassVar[str] = "measure the policy's move token by token from the policy that sampled"
-    in_symbols: ClassVar[str] = "r = pi(a_t) / mu(a_t), mu the sampler"
+    name = "sampler_token"
+    against = "behavior_logp"
+    needs = frozenset({"behavior_logp"})
+    in_words = "measure the policy's move token by token from the policy that sampled"
+    in_symbols = "r = pi(a_t) / mu(a_t), mu the sampler"
 
 
 class SamplerProduct(SequenceProduct):
     """Pi_i = exp(SUM_t (logp - behavior_logp)): the importance ratio of the completion against the policy that
     sampled."""
 
-    name: ClassVar[str] = "sampler_product"
-    against: ClassVar[str] = "behavior_logp"
-    needs: ClassVar[frozenset[str]] = frozenset({"behavior_logp"})
-    in_words: ClassVar[str] = (
-        "measure the policy's move by the probability ratio of the whole completion to the sampler's"
-    )
-    in_symbols: ClassVar[str] = "r = pi(completion) / mu(completion), mu the sampler"
+    name = "sampler_product"
+    against = "behavior_logp"
+    needs = frozenset({"behavior_logp"})
+    in_words = "measure the policy's move by the probability ratio of the whole completion to the sampler's"
+    in_symbols = "r = pi(completion) / mu(completion), mu the sampler"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from whet.objective.component import Component, number
 
@@ -19,7 +18,7 @@ class ReferencePolicy(Component):
 class Frozen(ReferencePolicy):
     """The policy as it was before the first step."""
 
-    name: ClassVar[str] = "frozen"
+    name = "frozen"
 
 
 @dataclass(frozen=True)
@@ -27,8 +26,8 @@ class Reset(ReferencePolicy):
     """The policy itself, every `every` steps. DeepSeek-R1 (2501.12948): 400. beta then limits speed only."""
 
     every: float = number(400, least=1)
-    name: ClassVar[str] = "reset"
-    in_words: ClassVar[str] = "the reference becomes the policy every {0.every:g} steps"
+    name = "reset"
+    in_words = "the reference becomes the policy every {0.every:g} steps"
 
     def kept_after(self, step: int) -> float:
         return 0.0 if step % int(self.every) == 0 else 1.0
@@ -40,8 +39,8 @@ class MovingAverage(ReferencePolicy):
 
     decay: float = number(0.99, above=0, below=1)
     every: float = number(1, least=1)
-    name: ClassVar[str] = "ema"
-    in_words: ClassVar[str] = "the reference follows the policy, keeping {0.decay:g} of itself"
+    name = "ema"
+    in_words = "the reference follows the policy, keeping {0.decay:g} of itself"
 
     def kept_after(self, step: int) -> float:
         return self.decay if step % int(self.every) == 0 else 1.0

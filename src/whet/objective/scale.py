@@ -6,15 +6,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, ClassVar
 
 from whet.objective.component import Component, given
-from whet.objective.lazy_torch import torch
+from whet.objective.lazy_torch import Tensor, torch
 from whet.objective.statistics import STD_FLOOR, episode_weight, group_moments, spread
 from whet.types import TokenBatch, WhetError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class AdvantageScale(Component):
@@ -36,9 +32,9 @@ def _divided(centred: Tensor, std: Tensor) -> Tensor:
 class NoScale(AdvantageScale):
     """A = R - b."""
 
-    name: ClassVar[str] = "none"
-    in_words: ClassVar[str] = "keep the difference as it is"
-    in_symbols: ClassVar[str] = "{1}"
+    name = "none"
+    in_words = "keep the difference as it is"
+    in_symbols = "{1}"
 
     def __call__(self, centred: Tensor, batch: TokenBatch) -> Tensor:
         return centred
@@ -47,8 +43,8 @@ class NoScale(AdvantageScale):
 class GroupStd(AdvantageScale):
     """A = (R - b) / (std_g(R) + 1e-6), Bessel's std. Shao 2024 (2402.03300), section 4.1.1 (ddof, floor unstated)."""
 
-    name: ClassVar[str] = "group_std"
-    in_words: ClassVar[str] = "divide the difference by the spread of the group"
+    name = "group_std"
+    in_words = "divide the difference by the spread of the group"
 
     def __call__(self, centred: Tensor, batch: TokenBatch) -> Tensor:
         return _divided(centred, group_moments(batch.reward, batch.group, episode_weight(batch)).std[:, None])
@@ -60,9 +56,9 @@ class GroupStd(AdvantageScale):
 class DrawnStd(AdvantageScale):
     """A = (R - b) / (std + 1e-6), over every reward drawn for the prompt, trained on or not. Goes with drawn_mean."""
 
-    name: ClassVar[str] = "drawn_std"
-    needs: ClassVar[frozenset[str]] = frozenset({"drawn"})
-    in_words: ClassVar[str] = "divide the difference by the spread of all completions drawn for the prompt"
+    name = "drawn_std"
+    needs = frozenset({"drawn"})
+    in_words = "divide the difference by the spread of all completions drawn for the prompt"
 
     def __call__(self, centred: Tensor, batch: TokenBatch) -> Tensor:
         return _divided(centred, given(batch.drawn, "drawn_std needs the moments of all rewards drawn")[:, 2:])
@@ -74,9 +70,9 @@ class DrawnStd(AdvantageScale):
 class GroupMeanScale(AdvantageScale):
     """A = (R - b) / mean_g(R); 0 for a group without success. arXiv 2602.02710 (2026). Rewards must be 0 or 1."""
 
-    name: ClassVar[str] = "group_mean"
-    in_words: ClassVar[str] = "divide the difference by the share of right completions: rare successes count most"
-    in_symbols: ClassVar[str] = "({1}) / mean_g(R)"
+    name = "group_mean"
+    in_words = "divide the difference by the share of right completions: rare successes count most"
+    in_symbols = "({1}) / mean_g(R)"
 
     def __call__(self, centred: Tensor, batch: TokenBatch) -> Tensor:
         scored = batch.reward[~batch.reward.isnan()]
@@ -102,8 +98,8 @@ class TokenStd(AdvantageScale):
     One scale for easy and hard prompts; a long completion weighs with its length.
     """
 
-    name: ClassVar[str] = "token_std"
-    in_words: ClassVar[str] = "divide the difference by its spread over all tokens of the batch"
+    name = "token_std"
+    in_words = "divide the difference by its spread over all tokens of the batch"
 
     def __call__(self, centred: Tensor, batch: TokenBatch) -> Tensor:
         return _divided(centred, _token_spread(centred, batch)[1])
@@ -119,9 +115,9 @@ class WhitenTokens(AdvantageScale):
     the population std of some code bases is 1 / (2 M).
     """
 
-    name: ClassVar[str] = "whiten_tokens"
-    in_words: ClassVar[str] = "move and scale the differences to mean 0 and spread 1 over all tokens of the batch"
-    in_symbols: ClassVar[str] = "whiten_tokens({1})"
+    name = "whiten_tokens"
+    in_words = "move and scale the differences to mean 0 and spread 1 over all tokens of the batch"
+    in_symbols = "whiten_tokens({1})"
 
     def __call__(self, centred: Tensor, batch: TokenBatch) -> Tensor:
         mean, std = _token_spread(centred, batch)
@@ -134,9 +130,9 @@ class WhitenCompletions(AdvantageScale):
     Defined where every token of a completion has the same difference.
     """
 
-    name: ClassVar[str] = "whiten_completions"
-    in_words: ClassVar[str] = "move and scale the differences to mean 0 and spread 1 over the completions of the batch"
-    in_symbols: ClassVar[str] = "whiten_completions({1})"
+    name = "whiten_completions"
+    in_words = "move and scale the differences to mean 0 and spread 1 over the completions of the batch"
+    in_symbols = "whiten_completions({1})"
 
     def __call__(self, centred: Tensor, batch: TokenBatch) -> Tensor:
         completion_mean = torch.where(batch.action, centred, 0.0).sum(-1) / batch.lengths.clamp(min=1)

@@ -7,14 +7,10 @@ takes completions out of the denominators too. Covariances use the log-probabili
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
 
 from whet.objective.component import Component, given, number
-from whet.objective.lazy_torch import torch
+from whet.objective.lazy_torch import Tensor, torch
 from whet.types import TokenBatch
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class Select(Component):
@@ -27,7 +23,7 @@ class Select(Component):
 class AllTokens(Select):
     """Train on every action."""
 
-    name: ClassVar[str] = "all"
+    name = "all"
 
 
 class Finished(Select):
@@ -36,9 +32,9 @@ class Finished(Select):
     They stay in the statistics of their group.
     """
 
-    name: ClassVar[str] = "finished"
-    needs: ClassVar[frozenset[str]] = frozenset({"finished"})
-    in_words: ClassVar[str] = "leave out completions that the token budget cut off"
+    name = "finished"
+    needs = frozenset({"finished"})
+    in_words = "leave out completions that the token budget cut off"
 
     def __call__(self, batch: TokenBatch) -> TokenBatch:
         finished = given(batch.finished, "this choice needs `finished`")
@@ -51,9 +47,9 @@ class FinishedTurns(Select):
     They stay in all statistics. A single completion is one turn: there it is `finished`.
     """
 
-    name: ClassVar[str] = "finished_turns"
-    needs: ClassVar[frozenset[str]] = frozenset({"truncated"})
-    in_words: ClassVar[str] = "leave out turns that the token budget cut off"
+    name = "finished_turns"
+    needs = frozenset({"truncated"})
+    in_words = "leave out turns that the token budget cut off"
 
     def __call__(self, batch: TokenBatch) -> TokenBatch:
         return replace(batch, action=batch.action & ~given(batch.truncated, "this choice needs `truncated`"))
@@ -66,8 +62,8 @@ class NonzeroAdvantage(Select):
     does that, group by group.
     """
 
-    name: ClassVar[str] = "nonzero_advantage"
-    in_words: ClassVar[str] = "leave out completions whose advantage is 0"
+    name = "nonzero_advantage"
+    in_words = "leave out completions whose advantage is 0"
 
     def __call__(self, batch: TokenBatch) -> TokenBatch:
         advantage = given(batch.advantage, "this choice needs `advantage`")
@@ -83,9 +79,9 @@ class TopEntropy(Select):
     """
 
     share: float = number(0.2, above=0, most=1)
-    name: ClassVar[str] = "top_entropy"
-    needs: ClassVar[frozenset[str]] = frozenset({"entropy"})
-    in_words: ClassVar[str] = "learn from the {0.share:.0%} of tokens where the policy was least sure"
+    name = "top_entropy"
+    needs = frozenset({"entropy"})
+    in_words = "learn from the {0.share:.0%} of tokens where the policy was least sure"
 
     def __call__(self, batch: TokenBatch) -> TokenBatch:
         entropy = given(batch.entropy, "top_entropy needs entropy")
@@ -124,9 +120,9 @@ class ClipCovariance(Select):
     share: float = number(2e-4, above=0, most=1)
     low: float = 1.0
     high: float = 5.0
-    name: ClassVar[str] = "clip_covariance"
-    needs: ClassVar[frozenset[str]] = frozenset({"behavior_logp"})
-    in_words: ClassVar[str] = "a random {0.share:g} of the tokens, those that cost most entropy, do not learn"
+    name = "clip_covariance"
+    needs = frozenset({"behavior_logp"})
+    in_words = "a random {0.share:g} of the tokens, those that cost most entropy, do not learn"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -165,9 +161,9 @@ class TieCovariance(Select):
     """The KL term acts on the `share` of tokens with the largest covariance only. Cui 2025 (2505.22617)."""
 
     share: float = number(2e-3, above=0, most=1)
-    name: ClassVar[str] = "tie_covariance"
-    needs: ClassVar[frozenset[str]] = frozenset({"behavior_logp"})
-    in_words: ClassVar[str] = "hold back only the {0.share:g} of tokens that cost most entropy"
+    name = "tie_covariance"
+    needs = frozenset({"behavior_logp"})
+    in_words = "hold back only the {0.share:g} of tokens that cost most entropy"
 
     def __call__(self, batch: TokenBatch) -> TokenBatch:
         return replace(batch, tied=_top(covariance(batch), batch.action, self.share))

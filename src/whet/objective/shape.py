@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
 
 from whet.objective.component import Component, given, number
+from whet.objective.lazy_torch import Tensor
 from whet.types import TokenBatch
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class RewardShape(Component):
@@ -26,8 +23,8 @@ class RewardShape(Component):
 class AsScored(RewardShape):
     """R as it was scored."""
 
-    name: ClassVar[str] = "none"
-    in_symbols: ClassVar[str] = ""
+    name = "none"
+    in_symbols = ""
 
 
 @dataclass(frozen=True)
@@ -39,9 +36,9 @@ class SoftOverlong(RewardShape):
 
     tail: float = number(0.2, above=0, most=1)
     penalty: float = number(1.0, above=0)
-    name: ClassVar[str] = "soft_overlong"
-    needs: ClassVar[frozenset[str]] = frozenset({"max_new_tokens"})
-    in_words: ClassVar[str] = "a completion in the last {0.tail:.0%} of the budget pays, up to {0.penalty:g} at its end"
+    name = "soft_overlong"
+    needs = frozenset({"max_new_tokens"})
+    in_words = "a completion in the last {0.tail:.0%} of the budget pays, up to {0.penalty:g} at its end"
 
     def __call__(self, batch: TokenBatch) -> Tensor:
         most = given(batch.max_new_tokens, "soft_overlong needs max_new_tokens")
@@ -58,10 +55,10 @@ class LengthCost(RewardShape):
     """R -= cost * n / L: every token costs the same share of the budget."""
 
     cost: float = number(0.1, above=0)
-    name: ClassVar[str] = "length_cost"
-    needs: ClassVar[frozenset[str]] = frozenset({"max_new_tokens"})
-    in_words: ClassVar[str] = "a completion pays {0.cost:g} times its share of the budget"
-    in_symbols: ClassVar[str] = "R -= {0.cost:g} n / L"
+    name = "length_cost"
+    needs = frozenset({"max_new_tokens"})
+    in_words = "a completion pays {0.cost:g} times its share of the budget"
+    in_symbols = "R -= {0.cost:g} n / L"
 
     def __call__(self, batch: TokenBatch) -> Tensor:
         most = given(batch.max_new_tokens, "length_cost needs max_new_tokens")
@@ -74,9 +71,9 @@ class ClipReward(RewardShape):
 
     low: float = -1.0
     high: float = 1.0
-    name: ClassVar[str] = "clip"
-    in_words: ClassVar[str] = "rewards are held within {0.low:g} to {0.high:g}"
-    in_symbols: ClassVar[str] = "R <- clip(R, {0.low:g}, {0.high:g})"
+    name = "clip"
+    in_words = "rewards are held within {0.low:g} to {0.high:g}"
+    in_symbols = "R <- clip(R, {0.low:g}, {0.high:g})"
 
     def __post_init__(self) -> None:
         if self.low >= self.high:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
-
 from whet.objective.advantage import GroupBaseline, LeaveOneOut, Memory, on_actions
-from whet.objective.lazy_torch import torch
+from whet.objective.lazy_torch import Tensor, torch
 from whet.objective.statistics import (
     STD_FLOOR,
     GroupMoments,
@@ -18,9 +16,6 @@ from whet.objective.statistics import (
 from whet.objective.tree import tree_paths
 from whet.types import TokenBatch
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 class Siblings(GroupBaseline):
     """A_d = V_d - mean of V over the other draws from d's state; V_d is the weighted mean reward of the leaves below d.
@@ -31,12 +26,12 @@ class Siblings(GroupBaseline):
     with sequence_sum: see docs/bias.md. Without branches it is leave_one_out.
     """
 
-    name: ClassVar[str] = "siblings"
-    in_words: ClassVar[str] = (
+    name = "siblings"
+    in_words = (
         "compare each turn, by the mean of its leaves, with the others drawn from its state; a turn drawn alone goes "
         "with the one before it"
     )
-    in_symbols: ClassVar[str] = "V_d - mean_{{siblings}}(V), V_d = mean(R of the leaves below d)"
+    in_symbols = "V_d - mean_{{siblings}}(V), V_d = mean(R of the leaves below d)"
 
     def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
         weight = episode_weight(batch)
@@ -77,11 +72,9 @@ class GroupAndTree(GroupBaseline):
     adds nothing.
     """
 
-    name: ClassVar[str] = "group_and_tree"
-    in_words: ClassVar[str] = (
-        "compare each leaf with all leaves of its prompt and with those of its own tree, in their spreads"
-    )
-    in_symbols: ClassVar[str] = "(R - mean_g(R)) / std_g(R) + (R - mean_tree(R)) / std_tree(R)"
+    name = "group_and_tree"
+    in_words = "compare each leaf with all leaves of its prompt and with those of its own tree, in their spreads"
+    in_symbols = "(R - mean_g(R)) / std_g(R) + (R - mean_tree(R)) / std_tree(R)"
 
     def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
         trees = episode_index(batch)[0]

@@ -7,14 +7,10 @@ nothing is known of the tree, by 1 / the number of the scored branches.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from whet.objective.lazy_torch import torch
+from whet.objective.lazy_torch import Tensor, torch
 from whet.objective.tree import path_weight, tree_paths
 from whet.types import TokenBatch
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 STD_FLOOR = 1e-6
 SPREAD_FLOOR = 1e-6  # a group whose max - min is below this share of max(1, |mean|) is constant

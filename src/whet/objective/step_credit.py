@@ -8,12 +8,11 @@ state, which an environment may name. Trajectories of a group have different num
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
 
 from whet.objective.advantage import GroupMean, Memory, on_actions
 from whet.objective.component import given, number
 from whet.objective.credit import TokenCredit, discounted_sum, paid
-from whet.objective.lazy_torch import torch
+from whet.objective.lazy_torch import Tensor, torch
 from whet.objective.statistics import (
     STD_FLOOR,
     GroupMoments,
@@ -25,15 +24,12 @@ from whet.objective.statistics import (
 )
 from whet.types import TokenBatch
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 class _Steps(TokenCredit):
     """Scores of steps, standardised over all steps of the group."""
 
-    sees_reward: ClassVar[bool] = False
-    needs: ClassVar[frozenset[str]] = frozenset({"step_reward"})
+    sees_reward = False
+    needs = frozenset({"step_reward"})
 
     @property
     def smallest_group(self) -> int:
@@ -65,9 +61,9 @@ class StepSum(_Steps):
     Shao 2024 (2402.03300), section 4.1.3. |A| grows with the steps that remain.
     """
 
-    name: ClassVar[str] = "step_sum"
-    in_words: ClassVar[str] = "credit each token with the standardised scores of the steps from it on"
-    in_symbols: ClassVar[str] = "SUM_{{steps ending at or after t}} (r - mean_g(r)) / std_g(r)"
+    name = "step_sum"
+    in_words = "credit each token with the standardised scores of the steps from it on"
+    in_symbols = "SUM_{{steps ending at or after t}} (r - mean_g(r)) / std_g(r)"
 
     def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
         return discounted_sum(self.standardised(self.step_scores(batch), batch), 1.0, batch.action)
@@ -76,9 +72,9 @@ class StepSum(_Steps):
 class StepMean(_Steps):
     """As step_sum, but the mean over those steps: |A| does not grow with the steps that remain. whet's variant."""
 
-    name: ClassVar[str] = "step_mean"
-    in_words: ClassVar[str] = "credit each token with the mean standardised score of the steps from it on"
-    in_symbols: ClassVar[str] = "mean_{{steps ending at or after t}} (r - mean_g(r)) / std_g(r)"
+    name = "step_mean"
+    in_words = "credit each token with the mean standardised score of the steps from it on"
+    in_symbols = "mean_{{steps ending at or after t}} (r - mean_g(r)) / std_g(r)"
 
     def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
         scores = self.step_scores(batch)
@@ -90,11 +86,9 @@ class StepMean(_Steps):
 class StepDelta(_Steps):
     """Each step earns p_j - p_(j-1) (p_0 = 0), standardised in the group; its tokens share it. whet's variant."""
 
-    name: ClassVar[str] = "step_delta"
-    in_words: ClassVar[str] = (
-        "credit the tokens of a step with how much it changed the score, standardised in the group"
-    )
-    in_symbols: ClassVar[str] = "(p_j - p_(j-1)) standardised in the group"
+    name = "step_delta"
+    in_words = "credit the tokens of a step with how much it changed the score, standardised in the group"
+    in_symbols = "(p_j - p_(j-1)) standardised in the group"
 
     def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
         scores = self.step_scores(batch)
@@ -177,7 +171,7 @@ class _TurnCredit(TokenCredit):
     """Turns of the trajectories of a group are compared; gamma discounts by turns."""
 
     gamma: float
-    needs: ClassVar[frozenset[str]] = frozenset({"segment"})
+    needs = frozenset({"segment"})
 
     @property
     def smallest_group(self) -> int:
@@ -194,11 +188,11 @@ class TurnReturn(_TurnCredit):
     """
 
     gamma: float = number(1.0, least=0, most=1)
-    name: ClassVar[str] = "turn_return"
-    in_words: ClassVar[str] = (
+    name = "turn_return"
+    in_words = (
         "compare what each turn earned from it on with the other trajectories from that turn on, or from their last"
     )
-    in_symbols: ClassVar[str] = "G_j - mean_{{g, not i}}(G_j), G_j = SUM_{{k >= j}} {0.gamma:g}^(k-j) r_k"
+    in_symbols = "G_j - mean_{{g, not i}}(G_j), G_j = SUM_{{k >= j}} {0.gamma:g}^(k-j) r_k"
 
     def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
         rewards, last = _turn_rewards(batch)
@@ -227,12 +221,12 @@ class TurnIndexRewards(_TurnCredit):
     """
 
     gamma: float = number(1.0, least=0, most=1)
-    name: ClassVar[str] = "turn_index_rewards"
-    in_words: ClassVar[str] = (
+    name = "turn_index_rewards"
+    in_words = (
         "compare each turn's reward with the same turn of the others, then add up the turns from it on (biased: "
         "every further turn costs what such turns earn on average)"
     )
-    in_symbols: ClassVar[str] = "SUM_{{k >= j}} {0.gamma:g}^(k-j) (r_k - mean_g(r_k of turn k))"
+    in_symbols = "SUM_{{k >= j}} {0.gamma:g}^(k-j) (r_k - mean_g(r_k of turn k))"
 
     def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
         rewards, last = _turn_rewards(batch)
@@ -254,10 +248,10 @@ class AnchoredSteps(_TurnCredit):
 
     weight: float = 1.0
     gamma: float = number(0.95, least=0, most=1)
-    name: ClassVar[str] = "anchored_steps"
-    needs: ClassVar[frozenset[str]] = frozenset({"segment", "anchor"})
-    in_words: ClassVar[str] = "compare each completion with its group, and each step with steps from the same state"
-    in_symbols: ClassVar[str] = "R - mean_g(R) + {0.weight:g} (return_j - mean over the same state)"
+    name = "anchored_steps"
+    needs = frozenset({"segment", "anchor"})
+    in_words = "compare each completion with its group, and each step with steps from the same state"
+    in_symbols = "R - mean_g(R) + {0.weight:g} (return_j - mean over the same state)"
 
     def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
         anchor = given(batch.anchor, "anchored_steps needs anchor")

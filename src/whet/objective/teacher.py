@@ -10,15 +10,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
 
 from whet.objective.advantage import Baseline, Memory
 from whet.objective.component import Component, number
-from whet.objective.lazy_torch import torch
+from whet.objective.lazy_torch import Tensor, torch
 from whet.types import TokenBatch
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def teacher_gap(batch: TokenBatch) -> Tensor:
@@ -31,9 +27,9 @@ def teacher_gap(batch: TokenBatch) -> Tensor:
 
 
 class _OfTeacher(Baseline):
-    per_token: ClassVar[bool] = True
-    sees_reward: ClassVar[bool] = False
-    needs: ClassVar[frozenset[str]] = frozenset({"teacher_logp", "old_logp"})
+    per_token = True
+    sees_reward = False
+    needs = frozenset({"teacher_logp", "old_logp"})
 
 
 class TeacherGap(_OfTeacher):
@@ -42,9 +38,9 @@ class TeacherGap(_OfTeacher):
     Each token answers for itself: what it does to the gaps of later tokens is left out, as in a discount of 0.
     """
 
-    name: ClassVar[str] = "teacher_gap"
-    in_words: ClassVar[str] = "compare each token's log-probability with the teacher's"
-    in_symbols: ClassVar[str] = "log teacher(a_t) - log pi_old(a_t)"
+    name = "teacher_gap"
+    in_words = "compare each token's log-probability with the teacher's"
+    in_symbols = "log teacher(a_t) - log pi_old(a_t)"
 
     def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
         return teacher_gap(batch)
@@ -59,8 +55,8 @@ class EarlyTeacherGap(_OfTeacher):
     """
 
     gain: float = number(0.5, above=0, instead="objective.baseline=teacher_gap")
-    name: ClassVar[str] = "early_teacher_gap"
-    in_symbols: ClassVar[str] = "(1 + {0.gain:g} (1 - SUM_(s<t) |d_s| / SUM |d|)) d_t, d = log(teacher/pi_old)"
+    name = "early_teacher_gap"
+    in_symbols = "(1 + {0.gain:g} (1 - SUM_(s<t) |d_s| / SUM |d|)) d_t, d = log(teacher/pi_old)"
 
     def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
         gap = teacher_gap(batch)
@@ -76,11 +72,11 @@ class EarlyTeacherGap(_OfTeacher):
 class NoAdvantage(Baseline):
     """A = 0: nothing is learned from what was sampled, only from the terms beside it."""
 
-    per_token: ClassVar[bool] = True
-    sees_reward: ClassVar[bool] = False
-    name: ClassVar[str] = "none"
-    in_words: ClassVar[str] = "learn from no reward"
-    in_symbols: ClassVar[str] = "0"
+    per_token = True
+    sees_reward = False
+    name = "none"
+    in_words = "learn from no reward"
+    in_symbols = "0"
 
     def centred(self, batch: TokenBatch, memory: Memory) -> Tensor:
         return torch.zeros(batch.action.shape, dtype=batch.reward.dtype, device=batch.action.device)
@@ -110,14 +106,14 @@ class TeacherTerm(Component):
 class NoTeacher(TeacherTerm):
     """No distribution is compared with a teacher's."""
 
-    name: ClassVar[str] = "none"
-    in_symbols: ClassVar[str] = ""
+    name = "none"
+    in_symbols = ""
 
 
 @dataclass(frozen=True)
 class _Taught(TeacherTerm):
     strength: float = number(above=0, instead="objective.teacher=none")
-    needs: ClassVar[frozenset[str]] = frozenset({"teacher_divergence"})
+    needs = frozenset({"teacher_divergence"})
 
     @property
     def weight(self) -> float:
@@ -141,9 +137,9 @@ class TeacherReverseKL(_Taught):
     """
 
     strength: float = 1.0
-    name: ClassVar[str] = "reverse_kl"
-    in_words: ClassVar[str] = "pull towards the teacher with {0.strength:g} times KL(policy, teacher) at each token"
-    in_symbols: ClassVar[str] = " - {0.strength:g} SUM_v pi_v log(pi_v/teacher_v)"
+    name = "reverse_kl"
+    in_words = "pull towards the teacher with {0.strength:g} times KL(policy, teacher) at each token"
+    in_symbols = " - {0.strength:g} SUM_v pi_v log(pi_v/teacher_v)"
 
     def divergence(self, logp: Tensor, teacher_logp: Tensor) -> Tensor:
         return _kl(logp, teacher_logp)
@@ -157,9 +153,9 @@ class TeacherForwardKL(_Taught):
     """
 
     strength: float = 1.0
-    name: ClassVar[str] = "forward_kl"
-    in_words: ClassVar[str] = "pull towards the teacher with {0.strength:g} times KL(teacher, policy) at each token"
-    in_symbols: ClassVar[str] = " - {0.strength:g} SUM_v teacher_v log(teacher_v/pi_v)"
+    name = "forward_kl"
+    in_words = "pull towards the teacher with {0.strength:g} times KL(teacher, policy) at each token"
+    in_symbols = " - {0.strength:g} SUM_v teacher_v log(teacher_v/pi_v)"
 
     def divergence(self, logp: Tensor, teacher_logp: Tensor) -> Tensor:
         return _kl(teacher_logp, logp)
@@ -176,11 +172,9 @@ class JensenShannonToTeacher(_Taught):
 
     strength: float = 1.0
     beta: float = number(0.5, above=0, below=1)
-    name: ClassVar[str] = "jsd"
-    in_words: ClassVar[str] = (
-        "pull towards the teacher with {0.strength:g} times the Jensen-Shannon divergence, beta {0.beta:g}"
-    )
-    in_symbols: ClassVar[str] = " - {0.strength:g} JSD_{0.beta:g}(pi, teacher)"
+    name = "jsd"
+    in_words = "pull towards the teacher with {0.strength:g} times the Jensen-Shannon divergence, beta {0.beta:g}"
+    in_symbols = " - {0.strength:g} JSD_{0.beta:g}(pi, teacher)"
 
     def divergence(self, logp: Tensor, teacher_logp: Tensor) -> Tensor:
         teacher_logp, logp = teacher_logp.clamp(min=LEAST_LOGP), logp.clamp(min=LEAST_LOGP)
@@ -193,9 +187,9 @@ class CappedJensenShannon(JensenShannonToTeacher):
     """The same times min(r, ceiling), r without gradient. Huebotter 2026 (2601.20802), as its code has it."""
 
     ceiling: float = number(2.0, above=0)
-    name: ClassVar[str] = "jsd_capped"
-    needs: ClassVar[frozenset[str]] = frozenset({"teacher_divergence", "old_logp"})
-    in_symbols: ClassVar[str] = " - {0.strength:g} min(r, {0.ceiling:g}) JSD_{0.beta:g}(pi, teacher)"
+    name = "jsd_capped"
+    needs = frozenset({"teacher_divergence", "old_logp"})
+    in_symbols = " - {0.strength:g} min(r, {0.ceiling:g}) JSD_{0.beta:g}(pi, teacher)"
 
     def factor(self, ratio: Tensor) -> Tensor:
         return ratio.clamp(max=self.ceiling)

@@ -6,15 +6,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
 
 from whet.objective.advantage import Memory
 from whet.objective.component import Component, given, number
-from whet.objective.lazy_torch import torch
+from whet.objective.lazy_torch import Tensor, torch
 from whet.types import Extras, TokenBatch, Totals
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class Entropy(Component):
@@ -36,8 +32,8 @@ class Entropy(Component):
 class NoBonus(Entropy):
     """J has no entropy term."""
 
-    name: ClassVar[str] = "none"
-    in_symbols: ClassVar[str] = ""
+    name = "none"
+    in_symbols = ""
 
 
 @dataclass(frozen=True)
@@ -45,10 +41,10 @@ class Bonus(Entropy):
     """J += weight * H(pi) at each action, with the policy's shares. Schulman 2017 (1707.06347), eq. 9."""
 
     weight: float = number(0.01, above=0, instead="objective.entropy=none")
-    name: ClassVar[str] = "bonus"
-    needs: ClassVar[frozenset[str]] = frozenset({"entropy_gradient"})
-    in_words: ClassVar[str] = "reward the policy's entropy with {0.weight:g}"
-    in_symbols: ClassVar[str] = " + {0.weight:g} H"
+    name = "bonus"
+    needs = frozenset({"entropy_gradient"})
+    in_words = "reward the policy's entropy with {0.weight:g}"
+    in_symbols = " + {0.weight:g} H"
 
     def coefficient(self, memory: Memory) -> float:
         return self.weight
@@ -64,12 +60,10 @@ class BonusToTarget(Entropy):
     target: float = number(0.2, above=0)
     step: float = number(0.005, above=0)
     most: float = number(0.1, above=0)
-    name: ClassVar[str] = "bonus_to_target"
-    needs: ClassVar[frozenset[str]] = frozenset({"entropy_gradient"})
-    in_words: ClassVar[str] = (
-        "hold the policy's entropy at {0.target:g} nats or more by a bonus that is turned up as needed"
-    )
-    in_symbols: ClassVar[str] = " + c H"
+    name = "bonus_to_target"
+    needs = frozenset({"entropy_gradient"})
+    in_words = "hold the policy's entropy at {0.target:g} nats or more by a bonus that is turned up as needed"
+    in_symbols = " + c H"
 
     def coefficient(self, memory: Memory) -> float:
         return memory.get("entropy_weight", 0.0) if memory.get("entropy_low", 0.0) else 0.0
@@ -94,7 +88,7 @@ class Value(Component):
 class NoCritic(Value):
     """Train no critic."""
 
-    name: ClassVar[str] = "none"
+    name = "none"
 
 
 @dataclass(frozen=True)
@@ -106,8 +100,8 @@ class SquaredError(Value):
 
     coefficient: float = number(0.1, above=0)
     warmup: float = number(0.0, least=0)
-    name: ClassVar[str] = "squared_error"
-    needs: ClassVar[frozenset[str]] = frozenset({"value"})
+    name = "squared_error"
+    needs = frozenset({"value"})
 
     def error(self, value: Tensor, batch: TokenBatch) -> Tensor:
         if batch.target is None:
@@ -124,7 +118,7 @@ class ClippedError(SquaredError):
     """max((V - T)^2, (clip(V, V_old - width, V_old + width) - T)^2) / 2. Folklore: not in a paper."""
 
     width: float = number(0.2, above=0)
-    name: ClassVar[str] = "clipped_error"
+    name = "clipped_error"
 
     def error(self, value: Tensor, batch: TokenBatch) -> Tensor:
         if batch.value is None or batch.target is None:
@@ -169,8 +163,8 @@ class Imitate(Component):
 class NoImitation(Imitate):
     """Imitate nothing."""
 
-    name: ClassVar[str] = "none"
-    in_symbols: ClassVar[str] = ""
+    name = "none"
+    in_symbols = ""
 
 
 @dataclass(frozen=True)
@@ -181,10 +175,10 @@ class ImitateRight(Imitate):
     """
 
     weight: float = number(0.1, above=0, instead="objective.imitate=none")
-    name: ClassVar[str] = "right_completions"
-    needs: ClassVar[frozenset[str]] = frozenset({"parts"})
-    in_words: ClassVar[str] = "imitate right completions with {0.weight:g}"
-    in_symbols: ClassVar[str] = " + {0.weight:g}/M_right SUM_right log pi"
+    name = "right_completions"
+    needs = frozenset({"parts"})
+    in_words = "imitate right completions with {0.weight:g}"
+    in_symbols = " + {0.weight:g}/M_right SUM_right log pi"
 
     def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor | None:
         correct = given(batch.correct, "imitation of right completions needs the reward's parts")
@@ -200,10 +194,10 @@ class ImitateObserved(Imitate):
     """
 
     weight: float = number(0.05, above=0, instead="objective.imitate=none")
-    name: ClassVar[str] = "observed"
-    needs: ClassVar[frozenset[str]] = frozenset({"observed"})
-    in_words: ClassVar[str] = "imitate what the environment wrote with {0.weight:g}"
-    in_symbols: ClassVar[str] = " + {0.weight:g}/M_observed SUM_observed log pi"
+    name = "observed"
+    needs = frozenset({"observed"})
+    in_words = "imitate what the environment wrote with {0.weight:g}"
+    in_symbols = " + {0.weight:g}/M_observed SUM_observed log pi"
 
     def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor | None:
         observed = given(batch.observed, "imitation of what an environment wrote needs `observed`")
@@ -223,9 +217,9 @@ class ImitateDemonstrations(Imitate):
     last: float = number(0.05, above=0, below=1, instead="objective.imitate=none")
     warmup: float = number(0, least=0)
     decay: float = number(0, least=0)
-    name: ClassVar[str] = "demonstrations"
-    needs: ClassVar[frozenset[str]] = frozenset({"demonstrated"})
-    in_symbols: ClassVar[str] = " + {0.weight:g}/M_shown SUM_shown log pi"
+    name = "demonstrations"
+    needs = frozenset({"demonstrated"})
+    in_symbols = " + {0.weight:g}/M_shown SUM_shown log pi"
 
     def __call__(self, batch: TokenBatch, totals: Totals) -> Tensor | None:
         demonstrated = given(batch.demonstrated, "imitation of demonstrations needs `demonstrated`")
@@ -265,8 +259,8 @@ class ImitateUnsure(ImitateDemonstrations):
     What the policy says anyway teaches nothing, what it would never say would tear it away: both weigh next to nothing.
     """
 
-    name: ClassVar[str] = "unsure_demonstrations"
-    in_symbols: ClassVar[str] = " + {0.weight:g}/M_shown SUM_shown p (1 - p) log pi"
+    name = "unsure_demonstrations"
+    in_symbols = " + {0.weight:g}/M_shown SUM_shown p (1 - p) log pi"
 
     def doubt(self, logp: Tensor) -> Tensor | None:
         p = logp.detach().exp()
@@ -296,7 +290,7 @@ class Smooth(Component):
 class NoSmoothing(Smooth):
     """Only the sampled token learns."""
 
-    name: ClassVar[str] = "none"
+    name = "none"
 
 
 @dataclass(frozen=True)
@@ -312,9 +306,9 @@ class TopK(Smooth):
     top: float = number(3, least=1)
     quantile: float = number(0.8, least=0, below=1)
     push: float = number(1.1, above=0)
-    name: ClassVar[str] = "top_k"
-    needs: ClassVar[frozenset[str]] = frozenset({"top_logp", "parts"})
-    in_words: ClassVar[str] = "where the policy was unsure, right completions lift its {0.top:g} likeliest tokens too"
+    name = "top_k"
+    needs = frozenset({"top_logp", "parts"})
+    in_words = "where the policy was unsure, right completions lift its {0.top:g} likeliest tokens too"
 
     @property
     def num_top(self) -> int:

@@ -11,12 +11,8 @@ after which the episode branches again.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from whet.objective.lazy_torch import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from whet.objective.lazy_torch import Tensor, torch
 
 
 @dataclass(frozen=True)

@@ -244,7 +244,7 @@ def dry_run_record(test: DryRun) -> dict[str, Any]:
     }
 
 
-def dry_run_text(test: DryRun, most: int = SHOWN) -> str:
+def dry_run_text(test: DryRun) -> str:
     """The dry run for a terminal."""
     lines = [
         f"{test.title}    version {test.hash}",
@@ -253,12 +253,12 @@ def dry_run_text(test: DryRun, most: int = SHOWN) -> str:
     ]
     for name, scores in test.shown_columns().items():
         lines += ["", *_histogram_lines(name, scores, test)]
-    lines += ["", *_gold_lines(test, most), *_control_lines(test, most), *_pair_lines(test)]
+    lines += ["", *_gold_lines(test), *_control_lines(test), *_pair_lines(test)]
     for title, answers in (("unscorable", test.unscorable), ("failed", test.failed)):
         lines.append(f"{title:14} {len(answers)} of {len(test.scored)}")
-        lines += _first([f"  {answer.where}: {_why(answer)}" for answer in answers], most)
+        lines += _first([f"  {answer.where}: {_why(answer)}" for answer in answers])
     lines.append(f"{'never vary':14} {', '.join(test.never_vary()) or 'none'}")
-    lines += _steady_lines(test, most)
+    lines += _steady_lines(test)
     lines += ["", *_correlation_lines(test), "", "slowest"]
     lines += [
         f"  {duration(answer.seconds):>8}  {answer.where}  {shortened(answer.completion, 60)}"
@@ -295,7 +295,7 @@ def _bar(share: float) -> str:
     return ("#" * math.ceil(BAR * share)).ljust(BAR)
 
 
-def _gold_lines(test: DryRun, most: int) -> list[str]:
+def _gold_lines(test: DryRun) -> list[str]:
     if not test.gold:
         return []
     first, misses = test.parts[0].name, test.gold_misses
@@ -303,10 +303,10 @@ def _gold_lines(test: DryRun, most: int) -> list[str]:
     lines = [f"{'gold = 1':14} {percent(test.gold_rate())}: {scored - len(misses)} of {scored} by {first}"]
     missed = [f"{miss.where} ({miss.kind}): {number(miss.parts[first])}" for miss in misses]
     listed = [f"  {text} for {shortened(miss.answer, 40)}" for text, miss in zip(missed, misses, strict=True)]
-    return lines + _first(listed, most)
+    return lines + _first(listed)
 
 
-def _control_lines(test: DryRun, most: int) -> list[str]:
+def _control_lines(test: DryRun) -> list[str]:
     if not test.controls:
         return []
     kinds, passed = test.control_kinds(), test.controls_passed
@@ -316,11 +316,11 @@ def _control_lines(test: DryRun, most: int) -> list[str]:
         return [f"{'wrong < 1':14} unknown: no wrong control could be judged ({', '.join(kinds)})"]
     lines = [f"{'wrong < 1':14} {percent(1 - len(passed) / judged)}: {counts}"]
     listed = [f"  {answer.where} ({answer.kind}): 1 for {shortened(answer.completion, 60)!r}" for answer in passed]
-    return lines + _first(listed, most)
+    return lines + _first(listed)
 
 
-def _first(lines: list[str], most: int) -> list[str]:
-    return [*lines[:most], *([f"  and {len(lines) - most} more"] if len(lines) > most else [])]
+def _first(lines: list[str]) -> list[str]:
+    return [*lines[:SHOWN], *([f"  and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else [])]
 
 
 def _pair_lines(test: DryRun) -> list[str]:
@@ -330,7 +330,7 @@ def _pair_lines(test: DryRun) -> list[str]:
     return [f"{'pairs':14} {percent(right / count)}: the chosen completion scores higher in {right} of {count}"]
 
 
-def _steady_lines(test: DryRun, most: int) -> list[str]:
+def _steady_lines(test: DryRun) -> list[str]:
     stated = [part.name for part in test.parts if not part.deterministic]
     stated_text = f"; {', '.join(stated)} says it is not" if stated else ""
     if test.differences is None:
@@ -340,7 +340,7 @@ def _steady_lines(test: DryRun, most: int) -> list[str]:
     lines = [f"{'deterministic':14} no: {len(test.differences)} scores differ the second time{stated_text}"]
     return lines + [
         f"  {difference.where}: {difference.part} {_score(difference.first)}, then {_score(difference.second)}"
-        for difference in test.differences[:most]
+        for difference in test.differences[:SHOWN]
     ]
 
 

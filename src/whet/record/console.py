@@ -46,6 +46,7 @@ from whet.record.text import (
 from whet.types import Prompt, Sample, StepReport
 
 STEPS_FOR_ETA = 20
+BAR_WIDTH = 28  # of the longest phase, in characters
 NOT_EVALUATED = "not evaluated: no held-out rows; give eval.source (`whet data split` makes them)"
 SWITCHED_OFF = "not evaluated: eval.prompts is 0"
 NamedCell = tuple[str, RenderableType]
@@ -285,13 +286,13 @@ def closing(summary: Mapping[str, Any], unicode: bool = True) -> RenderableType:
     return Stack(Text(f"\n{status}  {duration(total)}", style=style), Text(), _table(rows), Text())
 
 
-def _time_table(seconds: Mapping[str, float], block: str, width: int = 28) -> Table:
+def _time_table(seconds: Mapping[str, float], block: str) -> Table:
     total, longest = sum(seconds.values()), max(seconds.values())
     table = Table.grid(padding=(0, 2, 0, 0))
     for column, style in enumerate(("", "green", "", "dim")):
         table.add_column(justify="right" if column >= 2 else "left", style=style, no_wrap=True)
     for phase, took in seconds.items():
-        bar = block * max(1, round(width * took / longest))
+        bar = block * max(1, round(BAR_WIDTH * took / longest))
         table.add_row(Text(label(phase)), Text(bar), Text(duration(took)), Text(f"{took / total:.0%}"))
     return table
 

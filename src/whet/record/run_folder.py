@@ -253,10 +253,10 @@ def status_of(folder: Path, summary: Mapping[str, Any]) -> str:
     return "interrupted" if status == "running" and not is_locked(folder) else status
 
 
-def next_free_folder(name: str, under: Path | str = "runs") -> Path:
+def next_free_folder(name: str) -> Path:
     """The first of runs/NAME-001, runs/NAME-002, ... that does not exist yet."""
     number = 1
-    while (folder := Path(under) / f"{name}-{number:03d}").exists():
+    while (folder := Path("runs") / f"{name}-{number:03d}").exists():
         number += 1
     return folder
 

@@ -122,14 +122,14 @@ def note_run(path: Path | str, version: RewardVersion, now: datetime | None = No
     return note_change(path, version, NOT_GIVEN, now=now)
 
 
-def note_effect(path: Path | str, reward_hash: str, effect: Effect, now: datetime | None = None) -> None:
+def note_effect(path: Path | str, reward_hash: str, effect: Effect) -> None:
     """Called when a run has ended: what came of the reward. A resumed run's later line replaces its earlier one."""
     noted = [change for change in history(path) if change.new == reward_hash]
     if not noted:
         raise WhetError(f"{path}: no entry has the hash {reward_hash}; `whet reward history` lists them")
     if effect in noted[-1].effects:  # written before a kill
         return
-    _append(Path(path), {"kind": "effect", "date": _stamp(now), "hash": reward_hash, **asdict(effect)})
+    _append(Path(path), {"kind": "effect", "date": _stamp(), "hash": reward_hash, **asdict(effect)})
 
 
 def _with_line(changes: Sequence[Change], line: Mapping[str, Any]) -> list[Change]:
@@ -195,5 +195,5 @@ def _append(path: Path, line: Mapping[str, Any]) -> None:
         raise WhetError(f"{path}: cannot write the reward ledger ({error.strerror}); give another --ledger") from error
 
 
-def _stamp(now: datetime | None) -> str:
+def _stamp(now: datetime | None = None) -> str:
     return (now or datetime.now(UTC)).astimezone(UTC).isoformat(timespec="seconds")

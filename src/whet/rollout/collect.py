@@ -13,7 +13,7 @@ from torch import Tensor
 from whet.protocols import Engine
 from whet.record.metrics.timer import PhaseTimer, Span
 from whet.rollout.buffer import RolloutBatch, RolloutBuffer
-from whet.rollout.episode_runner import EpisodeEnded, EpisodeRunner, tell_failures
+from whet.rollout.episode_runner import EpisodeEnded, EpisodePlan, EpisodeRunner, tell_failures
 from whet.rollout.episodes import EnvironmentRunner
 from whet.rollout.prompt_order import PromptOrder
 from whet.rollout.weight_sync_check import PolicyWatch
@@ -187,7 +187,8 @@ class RolloutCollector:
         tokens = [self._dataset.prompt_tokens[row] for row in rows]
         prompts = [self._dataset.prompts[row] for row in rows]
         with timer.phase("rollout"):
-            completions = play_ahead(self._runner, prompts, tokens, count, sampling, seed, ahead=reward.ahead)
+            plan = EpisodePlan(prompts, tokens, count, sampling, seed)
+            completions = play_ahead(self._runner, plan, reward.ahead)
         if meanwhile is not None and reward.ahead is not None:
             meanwhile([Group(prompt, tuple(samples)) for prompt, samples in zip(prompts, completions, strict=True)])
         with timer.phase("reward"):
@@ -207,39 +208,18 @@ class RolloutCollector:
         self._buffer.restore(state["buffer"], tensors, self._dataset.prompts)
 
 
-def play_ahead(
-    runner: EpisodeRunner,
-    prompts: Sequence[Prompt],
-    prompt_tokens: Sequence[tuple[int, ...]],
-    count: int,
-    sampling: Sampling,
-    seed: tuple[int, ...],
-    numbers: Sequence[tuple[int, ...]] | None = None,
-    *,
-    ahead: Ahead | None,
-) -> list[list[Sample]]:
+def play_ahead(runner: EpisodeRunner, plan: EpisodePlan, ahead: Ahead | None) -> list[list[Sample]]:
     """The runner's episodes; each that is over goes to `ahead` while the others are played."""
     if ahead is None:
-        return runner.play(prompts, prompt_tokens, count, sampling, seed, numbers)
-    hear = ahead.begin([prompt for prompt in prompts for _ in range(count)])
-    return runner.play(prompts, prompt_tokens, count, sampling, seed, numbers, ended=hear)
+        return runner.play(plan)
+    return runner.play(plan, ahead.begin([prompt for prompt in plan.prompts for _ in range(plan.count)]))
 
 
-def draw_and_score(
-    runner: EpisodeRunner,
-    prompts: Sequence[Prompt],
-    prompt_tokens: Sequence[tuple[int, ...]],
-    count: int,
-    sampling: Sampling,
-    seed: tuple[int, ...],
-    score: Score,
-    numbers: Sequence[tuple[int, ...]] | None = None,
-) -> list[Group]:
-    """`count` scored episodes to each prompt, outside of training; each is judged as it ends, where that can be."""
-    ahead = getattr(score, "ahead", None)
-    drawn = play_ahead(runner, prompts, prompt_tokens, count, sampling, seed, numbers, ahead=ahead)
+def draw_and_score(runner: EpisodeRunner, plan: EpisodePlan, score: Score) -> list[Group]:
+    """The scored episodes to each prompt, outside of training; each is judged as it ends, where that can be."""
+    drawn = play_ahead(runner, plan, getattr(score, "ahead", None))
     tell_failures(runner.take_notes())
-    return score_groups(prompts, drawn, score)
+    return score_groups(plan.prompts, drawn, score)
 
 
 def spans_behind(reward: RewardContext) -> list[Span]:
@@ -252,7 +232,7 @@ def draw_completions(
 ) -> list[list[Sample]]:
     """`group_size` completions to each prompt, prompt by prompt: episodes without an environment."""
     nameless = [Prompt(str(row), ()) for row in range(len(prompt_tokens))]
-    return EnvironmentRunner(engine).play(nameless, prompt_tokens, group_size, sampling, seed)
+    return EnvironmentRunner(engine).play(EpisodePlan(nameless, prompt_tokens, group_size, sampling, seed))
 
 
 def score_groups(prompts: Sequence[Prompt], completions: Sequence[Sequence[Sample]], score: Score) -> list[Group]:

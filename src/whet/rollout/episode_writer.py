@@ -22,7 +22,7 @@ import torch
 from whet.protocols import Engine
 from whet.rollout.async_rollout import EpisodeHeard, group_seed
 from whet.rollout.collect import PromptDataset, RolloutSpec
-from whet.rollout.episode_runner import EpisodeRunner, PlayNotes
+from whet.rollout.episode_runner import EpisodePlan, EpisodeRunner, PlayNotes
 from whet.threads import Thread
 from whet.types import Sample
 
@@ -172,15 +172,15 @@ class EpisodeWriter:
                 self._results.put((number, [sample for index in range(size) for sample in samples[number][index]]))
 
         rows, began = [row for _, row in groups], time.monotonic()
-        self._runner.play(
+        plan = EpisodePlan(
             [self._dataset.prompts[row] for row in rows],
             [self._dataset.prompt_tokens[row] for row in rows],
             size,
             spec.sampling,
             (self._seed,),
             [group_seed(self._seed, number, spec)[1:] for number, _ in groups],
-            ended=hear,
         )
+        self._runner.play(plan, hear)
         self._note()
         now, num_steps = time.monotonic(), len({number // spec.num_prompts for number, _ in groups})
         with self._changed:

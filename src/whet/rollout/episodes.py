@@ -39,7 +39,7 @@ from whet.registry import error_text
 from whet.rollout.answers import BadAnswer, initial_observation_of, reward_of, step_result_of
 from whet.rollout.branching import Branching, TurnReplay, shared_out, twin_of
 from whet.rollout.call_pool import CallBundle, CallPool, DrivenCall, PoolCall
-from whet.rollout.episode_runner import MOST_FAILURES, EpisodeEnded, PlayNotes
+from whet.rollout.episode_runner import MOST_FAILURES, EpisodeEnded, EpisodePlan, PlayNotes
 from whet.rollout.expert_log import joined_experts
 from whet.rollout.scheduler import joined_support
 from whet.rollout.seed import request_seed
@@ -217,26 +217,17 @@ class EnvironmentRunner:
         self._failures: list[str] = []
         self._counts: Counter[str] = Counter()
 
-    def play(
-        self,
-        prompts: Sequence[Prompt],
-        prompt_tokens: Sequence[tuple[int, ...]],
-        count: int,
-        sampling: Sampling,
-        seed: tuple[int, ...],
-        numbers: Sequence[tuple[int, ...]] | None = None,
-        ended: EpisodeEnded | None = None,
-    ) -> list[list[Sample]]:
-        """`count` episodes to each prompt, prompt by prompt; `numbers` of the prompts, for the seeds."""
-        if not prompts:
+    def play(self, plan: EpisodePlan, ended: EpisodeEnded | None = None) -> list[list[Sample]]:
+        """The samples of the episodes to each prompt, prompt by prompt."""
+        if not plan.prompts:
             return []
+        sampling, count = plan.sampling, plan.count
         now, branching = time.monotonic(), self._branching if sampling.temperature > 0 else None
         leaves = 1 if branching is None else branching.leaves
-        numbers = numbers or [(position,) for position in range(len(prompts))]
+        each = [(prompt, f"{prompt.id}#{index}") for prompt in plan.prompts for index in range(count)]
         episodes = [
-            _Episode(position * count + index, prompt, f"{prompt.id}#{index}", (*seed, *number, index), None, now)
-            for position, (number, prompt) in enumerate(zip(numbers, prompts, strict=True))
-            for index in range(count)
+            _Episode(number, prompt, name, seed, None, now)
+            for number, ((prompt, name), seed) in enumerate(zip(each, plan.seeds(), strict=True))
         ]
         turns = 1 if self._make is None else self._limits.max_turns
         for key, episode in enumerate(episodes):
@@ -250,8 +241,8 @@ class EnvironmentRunner:
                 "env.branching: the policy has several seats in this environment, and a branch is of one conversation; "
                 "give env.branching=none, or an opponent"
             )
-        shape = self._shape(prompt_tokens, count * leaves * seats, sampling, turns)
-        play = _Play(self, sampling, [tokens for tokens in prompt_tokens for _ in range(count)], ended, branching)
+        shape = self._shape(plan.prompt_tokens, count * leaves * seats, sampling, turns)
+        play = _Play(self, sampling, [tokens for tokens in plan.prompt_tokens for _ in range(count)], ended, branching)
         early = None if ended is None else play.write_early
         with closing(LateSession(self._engine, sampling, shape, turns, early)) as play.session:
             try:

@@ -58,10 +58,11 @@ class ForeignName:
         return {self.key_for(run.kind): plain(value)}
 
 
-def _switch(key: str, value: Any = True, off: Settings | None = None) -> dict[str, Settings]:
+def _switch(key: str, value: Any = True) -> dict[str, Settings]:
     """The choices of a setting that is on or off."""
     on: Settings = {key: value}
-    return {**dict.fromkeys(("true", "1"), on), **dict.fromkeys(("false", "0", "none"), off or {})}
+    off: Settings = {}
+    return {**dict.fromkeys(("true", "1"), on), **dict.fromkeys(("false", "0", "none"), off)}
 
 
 def _of(policy: str = "", others: str = "", **kinds: str) -> dict[str, str]:

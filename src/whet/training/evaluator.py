@@ -10,7 +10,7 @@ from typing import Any
 
 from whet.protocols import Engine
 from whet.rollout.collect import Score, draw_and_score
-from whet.rollout.episode_runner import EpisodeRunner
+from whet.rollout.episode_runner import EpisodePlan, EpisodeRunner
 from whet.rollout.episodes import EnvironmentRunner
 from whet.types import Group, Prompt, Sample, Sampling, StopReason, by_episode
 
@@ -37,7 +37,8 @@ class Evaluator:
         """One scored group per prompt: a greedy completion, or `num_samples` drawn ones."""
         sampling = replace(self.sampling, temperature=temperature)
         runner = self.runner or EnvironmentRunner(self.engine)
-        return draw_and_score(runner, self.prompts, self.prompt_tokens, num_samples, sampling, (seed,), self.score)
+        plan = EpisodePlan(self.prompts, self.prompt_tokens, num_samples, sampling, (seed,))
+        return draw_and_score(runner, plan, self.score)
 
     def measure(self) -> tuple[dict[str, float], PromptScores]:
         """The metrics of one greedy completion per prompt, and what each prompt scored."""

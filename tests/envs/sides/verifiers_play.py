@@ -10,6 +10,7 @@ from tests.support.scripted import ScriptedEngine, tool_tokenizer
 from whet.data.seeds import SEED
 from whet.envs.adapters.verifiers import num_tasks
 from whet.envs.serve.agent import AgentLimits, AgentRunner
+from whet.rollout.episode_runner import EpisodePlan
 from whet.types import Prompt, Sampling
 
 
@@ -27,7 +28,7 @@ def main(name: str, settings: str, tool: str = "") -> None:
     )
     prompts = [Prompt(f"seed-{seed}", (), "", meta={SEED: seed}) for seed in (3, 4)]
     try:
-        groups = runner.play(prompts, [(1,)] * len(prompts), 1, Sampling(200), (1,))
+        groups = runner.play(EpisodePlan(prompts, [(1,)] * len(prompts), 1, Sampling(200), (1,)))
         failures = runner.take_notes().failures
     finally:
         runner.close()

@@ -33,8 +33,8 @@ from whet.envs.serve.programs import (
 )
 from whet.envs.serve.request_queue import RequestQueue
 from whet.protocols import Engine
-from whet.rollout.episode_runner import MOST_FAILURES, EpisodeEnded, PlayNotes
-from whet.types import Prompt, Sample, Sampling, StopReason, WhetError
+from whet.rollout.episode_runner import MOST_FAILURES, EpisodeEnded, EpisodePlan, PlayNotes
+from whet.types import Prompt, Sample, StopReason, WhetError
 
 AT_ONCE = 16  # programs
 GRACE = 1.0  # seconds that the engine waits for a program never found slow, between two calls
@@ -114,27 +114,13 @@ class AgentRunner:
         self._waited = 0.0
         self._held_up, self._wrote = 0.0, 0.0  # seconds of the run: waiting while somebody could write, and writing
 
-    def play(
-        self,
-        prompts: Sequence[Prompt],
-        prompt_tokens: Sequence[tuple[int, ...]],
-        count: int,
-        sampling: Sampling,
-        seed: tuple[int, ...],
-        numbers: Sequence[tuple[int, ...]] | None = None,
-        ended: EpisodeEnded | None = None,
-    ) -> list[list[Sample]]:
-        """The samples of `count` episodes to each prompt; an episode leaves one for each leaf of its calls."""
-        numbers = numbers or [(position,) for position in range(len(prompts))]
-        episodes = [
-            self._episode(prompt, prompt_tokens[position], position * count + index, index, (*seed, *number, index))
-            for position, (number, prompt) in enumerate(zip(numbers, prompts, strict=True))
-            for index in range(count)
-        ]
+    def play(self, plan: EpisodePlan, ended: EpisodeEnded | None = None) -> list[list[Sample]]:
+        """The samples of the episodes to each prompt; an episode leaves one for each leaf of its calls."""
+        episodes = [self._episode(plan, number, seed) for number, seed in enumerate(plan.seeds())]
         if not episodes:
             return []
         endpoint = self._started()
-        self._queue.open(sampling, fixed=True)
+        self._queue.open(plan.sampling, fixed=True)
         try:
             self._run(episodes, endpoint, ended)
         finally:
@@ -144,7 +130,7 @@ class AgentRunner:
             end_all(
                 [played.program for played in episodes if played.program is not None and not played.program.has_ended]
             )
-        per_prompt = [episodes[start : start + count] for start in range(0, len(episodes), count)]
+        per_prompt = [episodes[start : start + plan.count] for start in range(0, len(episodes), plan.count)]
         return [[sample for played in group for sample in played.samples or ()] for group in per_prompt]
 
     def take_notes(self) -> PlayNotes:
@@ -172,13 +158,11 @@ class AgentRunner:
             self._stopping = weakref.finalize(self, HttpEndpoint.stop, self._endpoint)
         return self._endpoint
 
-    def _episode(
-        self, prompt: Prompt, tokens: tuple[int, ...], index: int, number: int, seed: tuple[int, ...]
-    ) -> _AgentEpisode:
-        limits = self._limits
-        name = f"{prompt.id}#{number}"
-        record = CallRecord(name, index, seed, most_calls=limits.calls, most_tokens=limits.tokens)
-        return _AgentEpisode(record, prompt, tokens, secrets.token_urlsafe(24))
+    def _episode(self, plan: EpisodePlan, number: int, seed: tuple[int, ...]) -> _AgentEpisode:
+        row, index = divmod(number, plan.count)
+        prompt, limits = plan.prompts[row], self._limits
+        record = CallRecord(f"{prompt.id}#{index}", number, seed, most_calls=limits.calls, most_tokens=limits.tokens)
+        return _AgentEpisode(record, prompt, plan.prompt_tokens[row], secrets.token_urlsafe(24))
 
     def _run(
         self, episodes: Sequence[_AgentEpisode], endpoint: HttpEndpoint, ended: EpisodeEnded | None = None

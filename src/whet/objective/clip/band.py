@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
 
 from whet.objective.clip.rule import ClipRule, pushed_out
 from whet.objective.component import number
-from whet.objective.lazy_torch import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from whet.objective.lazy_torch import Tensor, torch
 
 
 @dataclass(frozen=True)
@@ -22,7 +18,7 @@ class PPOClip(ClipRule):
 
     low: float = number(0.2, least=0)
     high: float = number(0.2, least=0)
-    name: ClassVar[str] = "ppo_clip"
+    name = "ppo_clip"
 
     def __call__(self, ratio: Tensor, advantage: Tensor, action: Tensor, logp: Tensor) -> Tensor:
         return ratio.masked_fill(pushed_out(ratio, advantage, 1 - self.low, 1 + self.high), 0.0)
@@ -47,7 +43,7 @@ class DualClip(PPOClip):
     """
 
     ceiling: float = 3.0
-    name: ClassVar[str] = "dual_clip"
+    name = "dual_clip"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -82,7 +78,7 @@ class KeptEdges(ClipRule):
     high: float = number(0.2, least=0)
     share_low: float = number(0.75, least=0)
     share_high: float = number(1.0, least=0)
-    name: ClassVar[str] = "kept_edges"
+    name = "kept_edges"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -118,7 +114,7 @@ class InverseRatio(ClipRule):
     low: float = number(0.2, least=0)
     high: float = number(0.2, least=0)
     ceiling: float = 3.0
-    name: ClassVar[str] = "inverse_ratio"
+    name = "inverse_ratio"
 
     def __post_init__(self) -> None:
         DualClip(self.low, self.high, self.ceiling)
@@ -154,7 +150,7 @@ class FutureDrift(DualClip):
     half_life: float = number(32.0, above=0)
     reach: float = number(0.2, above=0)
     safe: float = number(10.0, least=1)
-    name: ClassVar[str] = "future_drift"
+    name = "future_drift"
 
     def _influence(self, ratio: Tensor, advantage: Tensor, action: Tensor) -> Tensor:
         counted = action & (ratio <= self.ceiling)

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
 
 from whet.objective.clip.rule import ClipRule, pushed_out
 from whet.objective.component import number
-from whet.objective.lazy_torch import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from whet.objective.lazy_torch import Tensor, torch
 
 
 @dataclass(frozen=True)
@@ -25,10 +21,8 @@ class ProbabilityBand(ClipRule):
     low: float = number(0.2, above=0)
     high: float = number(0.28, above=0)
     ceiling: float = number(10.0, above=1)
-    name: ClassVar[str] = "probability_band"
-    in_words: ClassVar[str] = (
-        "stop learning from a token once its ratio left a band that is wider the rarer the token was"
-    )
+    name = "probability_band"
+    in_words = "stop learning from a token once its ratio left a band that is wider the rarer the token was"
 
     def _edges(self, ratio: Tensor, logp: Tensor) -> tuple[Tensor, Tensor]:
         inverse = (ratio.log() - logp).exp()  # 1 / q
@@ -64,9 +58,9 @@ class VariationMask(ClipRule):
     low: float = number(0.15, above=0, most=1)
     high: float = number(0.15, above=0, most=1)
     ceiling: float = number(10_000.0, least=1)
-    name: ClassVar[str] = "variation_mask"
-    in_words: ClassVar[str] = "stop learning from a token once its probability moved by {0.high:g} the way A pushes it"
-    in_symbols: ClassVar[str] = "[not (A > 0 and pi - mu > {0.high:g})] [not (A < 0 and mu - pi > {0.low:g})] r A"
+    name = "variation_mask"
+    in_words = "stop learning from a token once its probability moved by {0.high:g} the way A pushes it"
+    in_symbols = "[not (A > 0 and pi - mu > {0.high:g})] [not (A < 0 and mu - pi > {0.low:g})] r A"
 
     def __call__(self, ratio: Tensor, advantage: Tensor, action: Tensor, logp: Tensor) -> Tensor:
         policy, sampler = _probabilities(ratio, logp)
@@ -84,9 +78,9 @@ class DivergenceMask(ClipRule):
 
     limit: float = number(0.05, above=0)
     ceiling: float = number(10_000.0, least=1)
-    name: ClassVar[str] = "divergence_mask"
-    in_words: ClassVar[str] = "stop learning from a token once it diverged by {0.limit:g} nats the way A pushes it"
-    in_symbols: ClassVar[str] = "[not (KL(mu, pi) > {0.limit:g} nats, moved with A)] r A"
+    name = "divergence_mask"
+    in_words = "stop learning from a token once it diverged by {0.limit:g} nats the way A pushes it"
+    in_symbols = "[not (KL(mu, pi) > {0.limit:g} nats, moved with A)] r A"
 
     def __call__(self, ratio: Tensor, advantage: Tensor, action: Tensor, logp: Tensor) -> Tensor:
         policy, sampler = _probabilities(ratio, logp)

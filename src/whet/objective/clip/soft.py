@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
 
 from whet.objective.clip.rule import ClipRule, pushed_out
 from whet.objective.component import number
-from whet.objective.lazy_torch import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from whet.objective.lazy_torch import Tensor, torch
 
 
 class OnPolicy(ClipRule):
     """weight = 1. Williams 1992, eq. 4. Right only while the policy that learns is the one that sampled."""
 
-    name: ClassVar[str] = "on_policy"
-    uses_ratio: ClassVar[bool] = False
-    in_words: ClassVar[str] = "weigh every token with 1: one update per batch, on the policy that wrote it"
-    in_symbols: ClassVar[str] = "A log pi"
+    name = "on_policy"
+    uses_ratio = False
+    in_words = "weigh every token with 1: one update per batch, on the policy that wrote it"
+    in_symbols = "A log pi"
 
     def __call__(self, ratio: Tensor, advantage: Tensor, action: Tensor, logp: Tensor) -> Tensor:
         return torch.ones_like(ratio)
@@ -28,9 +24,9 @@ class OnPolicy(ClipRule):
 class Unclipped(ClipRule):
     """weight = r. The importance-sampled policy gradient itself; something else has to bound the move."""
 
-    name: ClassVar[str] = "unclipped"
-    in_words: ClassVar[str] = "weigh a token with its ratio, whatever it is"
-    in_symbols: ClassVar[str] = "r A"
+    name = "unclipped"
+    in_words = "weigh a token with its ratio, whatever it is"
+    in_symbols = "r A"
 
     def __call__(self, ratio: Tensor, advantage: Tensor, action: Tensor, logp: Tensor) -> Tensor:
         return ratio
@@ -44,9 +40,9 @@ class Cap(ClipRule):
     """
 
     ceiling: float = number(5.0, least=1)
-    name: ClassVar[str] = "cap"
-    in_words: ClassVar[str] = "weigh a token with its ratio, at most {0.ceiling:g}; none is ever dropped"
-    in_symbols: ClassVar[str] = "sg[min(r, {0.ceiling:g})] A log pi"
+    name = "cap"
+    in_words = "weigh a token with its ratio, at most {0.ceiling:g}; none is ever dropped"
+    in_symbols = "sg[min(r, {0.ceiling:g})] A log pi"
 
     def __call__(self, ratio: Tensor, advantage: Tensor, action: Tensor, logp: Tensor) -> Tensor:
         return ratio.clamp(max=self.ceiling)
@@ -59,9 +55,9 @@ class Tapered(ClipRule):
     pushed down without end.
     """
 
-    name: ClassVar[str] = "tapered"
-    in_words: ClassVar[str] = "imitate what was better; let go of what was worse as its probability falls"
-    in_symbols: ClassVar[str] = "sg[1 if A >= 0 else min(r, 1)] A log pi"
+    name = "tapered"
+    in_words = "imitate what was better; let go of what was worse as its probability falls"
+    in_symbols = "sg[1 if A >= 0 else min(r, 1)] A log pi"
 
     def __call__(self, ratio: Tensor, advantage: Tensor, action: Tensor, logp: Tensor) -> Tensor:
         return torch.where(advantage < 0, ratio.clamp(max=1.0), 1.0)
@@ -76,11 +72,9 @@ class SoftGate(ClipRule):
 
     tau_positive: float = number(1.0, above=0)
     tau_negative: float = number(1.05, above=0)
-    name: ClassVar[str] = "soft_gate"
-    in_words: ClassVar[str] = "fade a token out smoothly as its ratio leaves 1"
-    in_symbols: ClassVar[str] = (
-        "4/tau sigmoid(tau (r - 1)) A, tau = {0.tau_positive:g} if A > 0 else {0.tau_negative:g}"
-    )
+    name = "soft_gate"
+    in_words = "fade a token out smoothly as its ratio leaves 1"
+    in_symbols = "4/tau sigmoid(tau (r - 1)) A, tau = {0.tau_positive:g} if A > 0 else {0.tau_negative:g}"
 
     def _gate(self, ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
         tau = torch.full_like(ratio, self.tau_negative).masked_fill(advantage > 0, self.tau_positive)
@@ -103,11 +97,9 @@ class GeometricMean(ClipRule):
     """
 
     width: float = number(0.4, above=0)
-    name: ClassVar[str] = "geometric_mean"
-    in_words: ClassVar[str] = (
-        "weigh a completion with the geometric mean of its ratios, log-ratios beyond {0.width:g} held"
-    )
-    in_symbols: ClassVar[str] = "A prod_t clip(r, e^-{0.width:g}, e^{0.width:g})^(1/n_i)"
+    name = "geometric_mean"
+    in_words = "weigh a completion with the geometric mean of its ratios, log-ratios beyond {0.width:g} held"
+    in_symbols = "A prod_t clip(r, e^-{0.width:g}, e^{0.width:g})^(1/n_i)"
 
     def _clipped(self, ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
         log_ratio = ratio.log()
@@ -139,8 +131,8 @@ class GammaGate(ClipRule):
     lam_positive: float = number(3.0, above=0)
     k_negative: float = number(3.0, above=0)
     lam_negative: float = number(2.0, above=0)
-    name: ClassVar[str] = "gamma_gate"
-    in_words: ClassVar[str] = "fade a completion out as its probability leaves the sampler's, on both sides"
+    name = "gamma_gate"
+    in_words = "fade a completion out as its probability leaves the sampler's, on both sides"
 
     def __call__(self, ratio: Tensor, advantage: Tensor, action: Tensor, logp: Tensor) -> Tensor:
         good = advantage >= 0

@@ -8,17 +8,14 @@ row is a step of its own: what a lone token would weigh.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from whet.objective.clip.band import PPOClip
 from whet.objective.clip.rule import ClipRule, pushed_out
 from whet.objective.component import number
-from whet.objective.lazy_torch import torch
+from whet.objective.lazy_torch import Tensor, torch
 from whet.objective.statistics import compared_apart, group_index, sums_by
 from whet.types import TokenBatch
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class StepClip(ClipRule):
@@ -51,11 +48,9 @@ class MomentMask(StepClip):
     """
 
     limit: float = number(0.04, above=0)
-    name: ClassVar[str] = "moment_mask"
-    in_words: ClassVar[str] = (
-        "leave out the tokens that moved furthest until the rest have a mean squared log r of {0.limit:g}"
-    )
-    in_symbols: ClassVar[str] = "[kept: mean (log r)^2 <= {0.limit:g}] r A"
+    name = "moment_mask"
+    in_words = "leave out the tokens that moved furthest until the rest have a mean squared log r of {0.limit:g}"
+    in_symbols = "[kept: mean (log r)^2 <= {0.limit:g}] r A"
 
     def weight(self, ratio: Tensor, advantage: Tensor, action: Tensor, counts: Tensor) -> Tensor:
         away = action & pushed_out(ratio, advantage, 1, 1)
@@ -83,9 +78,9 @@ class BalancedBand(StepClip):
     high_most: float = 3.0
     step: float = 0.05
     target: float = 1.0
-    name: ClassVar[str] = "balanced_band"
-    in_words: ClassVar[str] = "move the clip's band until what was better weighs as much as what was worse"
-    in_symbols: ClassVar[str] = (
+    name = "balanced_band"
+    in_words = "move the clip's band until what was better weighs as much as what was worse"
+    in_symbols = (
         "min(r A, clip(r, c_low, c_high) A), c_low in [{0.low:g}, {0.low_most:g}], c_high in [{0.high:g}, "
         "{0.high_most:g}]"
     )
@@ -133,12 +128,10 @@ class GroupSoftmax(StepClip):
     """
 
     tau: float = number(0.5, above=0)
-    name: ClassVar[str] = "group_softmax"
-    whole_groups: ClassVar[bool] = True
-    in_words: ClassVar[str] = (
-        "weigh a completion by how far it lags behind the others of its group that were right, or wrong, too"
-    )
-    in_symbols: ClassVar[str] = "sg[(1 + n) e_i / (1 + SUM_j e_j)] A log pi, e = r^(-+1/{0.tau:g})"
+    name = "group_softmax"
+    whole_groups = True
+    in_words = "weigh a completion by how far it lags behind the others of its group that were right, or wrong, too"
+    in_symbols = "sg[(1 + n) e_i / (1 + SUM_j e_j)] A log pi, e = r^(-+1/{0.tau:g})"
 
     def over_step(self, ratio: Tensor, batch: TokenBatch) -> Tensor:
         action = batch.action

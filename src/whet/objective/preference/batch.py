@@ -10,12 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from whet.objective.lazy_torch import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from whet.objective.lazy_torch import Tensor, torch
 
 
 @dataclass(frozen=True)

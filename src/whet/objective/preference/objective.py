@@ -11,10 +11,10 @@ into passes, its order, its padding and its ranks never change the gradient.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from whet.objective.advantage import Memory
-from whet.objective.lazy_torch import torch
+from whet.objective.lazy_torch import Tensor, torch
 from whet.objective.policy import Loss
 from whet.objective.preference.batch import PairBatch, PairCompletions, PairExtras, PairTotals, completions_of
 from whet.objective.preference.pair_losses import CostCurve, PairScores
@@ -31,10 +31,6 @@ from whet.objective.preference.pair_terms import (
 from whet.objective.preference.score import CompletionScore
 from whet.objective.reference import Frozen, ReferencePolicy
 from whet.types import WhetError
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 # one token per completion, and hundredths of a nat per token: closer than this two completions say the same
 SAME_LENGTH, SAME_LOGP = 1, 0.01

@@ -13,14 +13,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from whet.objective.component import Component, number
-from whet.objective.lazy_torch import functional, torch
+from whet.objective.lazy_torch import Tensor, functional, torch
 from whet.objective.preference.batch import PairCompletions, PairTotals, summed
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -79,8 +76,8 @@ class CostCurve(Component):
 class PairCurve(CostCurve):
     """A curve on pairs; each counts one over the pairs of the step."""
 
-    needs: ClassVar[frozenset[str]] = frozenset({"pairs"})
-    contrasts: ClassVar[bool] = True
+    needs = frozenset({"pairs"})
+    contrasts = True
 
     def share(self, scores: PairScores, totals: PairTotals) -> Tensor | float:
         """Each pair counts one over the number of pairs of the whole optimizer step."""
@@ -99,8 +96,8 @@ class Logistic(PairCurve):
     smoothing: float = number(0.0, least=0, below=0.5)
     gamma: float = 0.0
     coefficient: float = number(1.0, above=0)
-    name: ClassVar[str] = "logistic"
-    takes: ClassVar[frozenset[str]] = frozenset({"margin", "preference"})
+    name = "logistic"
+    takes = frozenset({"margin", "preference"})
 
     def __call__(self, scores: PairScores) -> Tensor:
         x = self.beta * scores.apart - self.gamma - scores.margin
@@ -131,9 +128,9 @@ class Unflipped(PairCurve):
 
     beta: float = number(0.1, above=0)
     flipped: float = number(0.1, least=0, below=0.5)
-    name: ClassVar[str] = "unflipped"
-    takes: ClassVar[frozenset[str]] = frozenset({"margin"})
-    in_words: ClassVar[str] = "beta {0.beta:g}; unbiased when {0.flipped:.0%} of the labels are flipped"
+    name = "unflipped"
+    takes = frozenset({"margin"})
+    in_words = "beta {0.beta:g}; unbiased when {0.flipped:.0%} of the labels are flipped"
 
     def __call__(self, scores: PairScores) -> Tensor:
         x = self.beta * scores.apart - scores.margin
@@ -150,7 +147,7 @@ class Squared(PairCurve):
     """(m - 1/(2 beta))^2. Azar 2023 (2310.12036), equation 17; beta is its tau."""
 
     beta: float = number(0.1, above=0)
-    name: ClassVar[str] = "squared"
+    name = "squared"
 
     def __call__(self, scores: PairScores) -> Tensor:
         return (scores.apart - 1 / (2 * self.beta)).square()
@@ -168,9 +165,9 @@ class Hinge(PairCurve):
 
     beta: float = number(0.1, above=0)
     delta: float = number(1.0, above=0)
-    name: ClassVar[str] = "hinge"
-    takes: ClassVar[frozenset[str]] = frozenset({"margin"})
-    in_symbols: ClassVar[str] = "max(0, {0.delta:g} - {0.beta:g} ({2}))"
+    name = "hinge"
+    takes = frozenset({"margin"})
+    in_symbols = "max(0, {0.delta:g} - {0.beta:g} ({2}))"
 
     def __call__(self, scores: PairScores) -> Tensor:
         return (self.delta + scores.margin - self.beta * scores.apart).clamp(min=0)
@@ -185,9 +182,9 @@ class Blend(PairCurve):
 
     beta: float = number(0.05, above=0)
     temperature: float = number(0.05, above=0, below=1)
-    name: ClassVar[str] = "blend"
-    in_words: ClassVar[str] = "beta {0.beta:g}: logistic for wrong pairs, exponential for right ones"
-    in_symbols: ClassVar[str] = "(1-k)(-log sigma(x)) + k exp(-x), k = sigma(x/{0.temperature:g}), x = {0.beta:g} ({2})"
+    name = "blend"
+    in_words = "beta {0.beta:g}: logistic for wrong pairs, exponential for right ones"
+    in_symbols = "(1-k)(-log sigma(x)) + k exp(-x), k = sigma(x/{0.temperature:g}), x = {0.beta:g} ({2})"
 
     def __call__(self, scores: PairScores) -> Tensor:
         x = self.beta * scores.apart
@@ -201,11 +198,9 @@ class Lowered(PairCurve):
     """sigma(beta s_w) + 1 - sigma(x). D'Oosterlinck 2024 (2408.06266), equation 8: both completions sink."""
 
     beta: float = number(0.1, above=0)
-    name: ClassVar[str] = "lowered"
-    in_words: ClassVar[str] = (
-        "beta {0.beta:g}; for chosen completions worse than the policy's own: both sink, the rejected faster"
-    )
-    in_symbols: ClassVar[str] = "sigma({0.beta:g} s_w) + 1 - sigma({0.beta:g} ({2}))"
+    name = "lowered"
+    in_words = "beta {0.beta:g}; for chosen completions worse than the policy's own: both sink, the rejected faster"
+    in_symbols = "sigma({0.beta:g} s_w) + 1 - sigma({0.beta:g} ({2}))"
 
     def __call__(self, scores: PairScores) -> Tensor:
         return torch.sigmoid(self.beta * scores.score[:, 0]) + torch.sigmoid(-self.beta * scores.apart)
@@ -219,11 +214,11 @@ class Rivals(PairCurve):
     """
 
     coefficient: float = number(1.0, above=0)
-    name: ClassVar[str] = "rivals"
-    needs: ClassVar[frozenset[str]] = frozenset({"pairs", "token_logp", "rival_logp"})
-    contrasts: ClassVar[bool] = False
-    in_words: ClassVar[str] = "each rejected token is pushed below a likely rival ({0.coefficient:g})"
-    in_symbols: ClassVar[str] = "{0.coefficient:g}/n_l SUM_t -log sigma(log pi(rival_t) - log pi(y_l,t))"
+    name = "rivals"
+    needs = frozenset({"pairs", "token_logp", "rival_logp"})
+    contrasts = False
+    in_words = "each rejected token is pushed below a likely rival ({0.coefficient:g})"
+    in_symbols = "{0.coefficient:g}/n_l SUM_t -log sigma(log pi(rival_t) - log pi(y_l,t))"
 
     def __call__(self, scores: PairScores) -> Tensor:
         completions = scores.completions
@@ -239,7 +234,7 @@ class Rivals(PairCurve):
 class CompletionCurve(CostCurve):
     """A curve on completions; each counts one over the completions of its class in the step."""
 
-    anchors: ClassVar[bool] = True
+    anchors = True
 
     def share(self, scores: PairScores, totals: PairTotals) -> Tensor | float:
         """Desirable and undesirable completions each count one over their number in the whole step."""
@@ -266,7 +261,7 @@ class Prospect(CompletionCurve):
     beta: float = number(0.1, above=0)
     desirable: float = number(1.0, above=0)
     undesirable: float = number(1.0, above=0)
-    name: ClassVar[str] = "prospect"
+    name = "prospect"
 
     def __call__(self, scores: PairScores) -> Tensor:
         lost = torch.sigmoid(-self.beta * signed(scores.score, scores.completions.batch.good))
@@ -291,9 +286,9 @@ class Classified(CompletionCurve):
     """-log sigma(beta s) for good completions, -log sigma(-beta s) for bad ones. Jung 2024 (2404.04656)."""
 
     beta: float = number(0.1, above=0)
-    name: ClassVar[str] = "classified"
-    in_words: ClassVar[str] = "beta {0.beta:g}: tell good completions from bad ones, each by itself"
-    in_symbols: ClassVar[str] = "-log sigma({0.beta:g} s_w) - log sigma(-{0.beta:g} s_l)"
+    name = "classified"
+    in_words = "beta {0.beta:g}: tell good completions from bad ones, each by itself"
+    in_symbols = "-log sigma({0.beta:g} s_w) - log sigma(-{0.beta:g} s_l)"
 
     def __call__(self, scores: PairScores) -> Tensor:
         return -functional.logsigmoid(self.beta * signed(scores.score, scores.completions.batch.good))
@@ -305,11 +300,9 @@ class Saturating(CompletionCurve):
     7."""
 
     beta: float = number(0.1, above=0)
-    name: ClassVar[str] = "saturating"
-    in_words: ClassVar[str] = (
-        "beta {0.beta:g}; for chosen completions better than the policy's own: they rise, the rejected sink"
-    )
-    in_symbols: ClassVar[str] = "1 - sigma({0.beta:g} s_w) + sigma({0.beta:g} s_l)"
+    name = "saturating"
+    in_words = "beta {0.beta:g}; for chosen completions better than the policy's own: they rise, the rejected sink"
+    in_symbols = "1 - sigma({0.beta:g} s_w) + sigma({0.beta:g} s_l)"
 
     def __call__(self, scores: PairScores) -> Tensor:
         return torch.sigmoid(-self.beta * signed(scores.score, scores.completions.batch.good))
@@ -323,8 +316,8 @@ class Targets(CompletionCurve):
     """
 
     beta: float = number(0.001, above=0)
-    name: ClassVar[str] = "targets"
-    takes: ClassVar[frozenset[str]] = frozenset({"preference"})
+    name = "targets"
+    takes = frozenset({"preference"})
 
     def __call__(self, scores: PairScores) -> Tensor:
         wins = torch.as_tensor(scores.preference, dtype=scores.score.dtype, device=scores.score.device)
@@ -348,10 +341,8 @@ class NoiseContrast(CompletionCurve):
     """
 
     beta: float = number(0.01, above=0)
-    name: ClassVar[str] = "noise_contrast"
-    in_words: ClassVar[str] = (
-        "beta {0.beta:g}: the worth of each completion by itself, so that the chosen one does not sink"
-    )
+    name = "noise_contrast"
+    in_words = "beta {0.beta:g}: the worth of each completion by itself, so that the chosen one does not sink"
 
     def __call__(self, scores: PairScores) -> Tensor:
         reward = self.beta * scores.score

@@ -17,15 +17,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
 
 from whet.objective.advantage import Memory
 from whet.objective.component import Component, number
-from whet.objective.lazy_torch import torch
+from whet.objective.lazy_torch import Tensor, torch
 from whet.objective.preference.batch import PairBatch, PairCompletions, PairTotals, summed
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class PairContrast(Component):
@@ -46,8 +42,8 @@ class PairContrast(Component):
 class ScoreDifference(PairContrast):
     """m = s_w - s_l."""
 
-    name: ClassVar[str] = "difference"
-    in_symbols: ClassVar[str] = "s_w - s_l"
+    name = "difference"
+    in_symbols = "s_w - s_l"
 
     def __call__(self, chosen: Tensor, rejected: Tensor) -> Tensor:
         return chosen - rejected
@@ -62,8 +58,8 @@ class Shifted(PairContrast):
 
     factor: float = number(0.95, above=0, most=1)
     final: float = number(0.95, above=0, most=1)
-    name: ClassVar[str] = "shifted"
-    in_symbols: ClassVar[str] = "s_w - {0.factor:g} s_l"
+    name = "shifted"
+    in_symbols = "s_w - {0.factor:g} s_l"
 
     def __call__(self, chosen: Tensor, rejected: Tensor) -> Tensor:
         return chosen - self.factor * rejected
@@ -81,11 +77,9 @@ class Protected(PairContrast):
     """m = s_w - s_l - penalty max(0, -s_w). Pal 2024 (2402.13228)."""
 
     penalty: float = number(50.0, above=0, instead="objective.contrast=difference")
-    name: ClassVar[str] = "protected"
-    in_words: ClassVar[str] = (
-        "a chosen completion that is worth less than nothing costs {0.penalty:g} times what it lacks"
-    )
-    in_symbols: ClassVar[str] = "s_w - s_l - {0.penalty:g} max(0, -s_w)"
+    name = "protected"
+    in_words = "a chosen completion that is worth less than nothing costs {0.penalty:g} times what it lacks"
+    in_symbols = "s_w - s_l - {0.penalty:g} max(0, -s_w)"
 
     def __call__(self, chosen: Tensor, rejected: Tensor) -> Tensor:
         return chosen - rejected - self.penalty * (-chosen).clamp(min=0)
@@ -105,8 +99,8 @@ class ImitateGood(Component):
 class NoPairImitation(ImitateGood):
     """No imitation: the loss is the preference loss alone."""
 
-    name: ClassVar[str] = "none"
-    in_symbols: ClassVar[str] = ""
+    name = "none"
+    in_symbols = ""
 
 
 def _good(completions: PairCompletions, values: Tensor) -> Tensor:
@@ -119,9 +113,9 @@ class Summed(ImitateGood):
     length."""
 
     coefficient: float = number(1.0, above=0, instead="objective.imitate=none")
-    name: ClassVar[str] = "summed"
-    in_words: ClassVar[str] = "imitate the chosen completion with {0.coefficient:g}, all of its tokens added"
-    in_symbols: ClassVar[str] = " - {0.coefficient:g} log pi(y_w)"
+    name = "summed"
+    in_words = "imitate the chosen completion with {0.coefficient:g}, all of its tokens added"
+    in_symbols = " - {0.coefficient:g} log pi(y_w)"
 
     def __call__(self, completions: PairCompletions, totals: PairTotals) -> Tensor | None:
         return -self.coefficient / max(totals.desirable, 1) * _good(completions, completions.logp)
@@ -132,9 +126,9 @@ class PerCompletion(ImitateGood):
     """-coefficient / n_w log pi(y_w), mean over the good completions of the step: all completions count alike."""
 
     coefficient: float = number(1.0, above=0, instead="objective.imitate=none")
-    name: ClassVar[str] = "per_completion"
-    in_words: ClassVar[str] = "imitate the chosen completion with {0.coefficient:g}, a token of it on average"
-    in_symbols: ClassVar[str] = " - {0.coefficient:g}/n_w log pi(y_w)"
+    name = "per_completion"
+    in_words = "imitate the chosen completion with {0.coefficient:g}, a token of it on average"
+    in_symbols = " - {0.coefficient:g}/n_w log pi(y_w)"
 
     def __call__(self, completions: PairCompletions, totals: PairTotals) -> Tensor | None:
         return -self.coefficient / max(totals.desirable, 1) * _good(completions, completions.mean_logp)
@@ -145,9 +139,9 @@ class PerToken(ImitateGood):
     """-coefficient / M log pi(y_w), M the tokens of all good completions of the step: all tokens count alike."""
 
     coefficient: float = number(1.0, above=0, instead="objective.imitate=none")
-    name: ClassVar[str] = "per_token"
-    in_words: ClassVar[str] = "imitate the chosen completions with {0.coefficient:g}, each token alike"
-    in_symbols: ClassVar[str] = " - {0.coefficient:g} (mean over the step's tokens of log pi(y_w))"
+    name = "per_token"
+    in_words = "imitate the chosen completions with {0.coefficient:g}, each token alike"
+    in_symbols = " - {0.coefficient:g} (mean over the step's tokens of log pi(y_w))"
 
     def __call__(self, completions: PairCompletions, totals: PairTotals) -> Tensor | None:
         return -self.coefficient / max(totals.desirable_tokens, 1) * _good(completions, completions.logp)
@@ -167,8 +161,8 @@ class PairWeight(Component):
 class Alike(PairWeight):
     """The factor 1 for every pair."""
 
-    name: ClassVar[str] = "alike"
-    in_symbols: ClassVar[str] = ""
+    name = "alike"
+    in_symbols = ""
 
 
 class OwnWords(PairWeight):
@@ -177,10 +171,10 @@ class OwnWords(PairWeight):
     Small for a completion the policy would hardly have drawn itself.
     """
 
-    name: ClassVar[str] = "own_words"
-    needs: ClassVar[frozenset[str]] = frozenset({"log_square"})
-    in_words: ClassVar[str] = "pairs count by how likely the policy is to say such things itself"
-    in_symbols: ClassVar[str] = "w_w w_l, w = exp(mean_t(log pi_t - log SUM_v pi_v^2)), times "
+    name = "own_words"
+    needs = frozenset({"log_square"})
+    in_words = "pairs count by how likely the policy is to say such things itself"
+    in_symbols = "w_w w_l, w = exp(mean_t(log pi_t - log SUM_v pi_v^2)), times "
 
     def __call__(self, completions: PairCompletions) -> Tensor | None:
         square = completions.extras.log_square
@@ -199,10 +193,10 @@ class MarginGate(PairWeight):
 
     bias: float = 0.0
     temperature: float = number(1.0, above=0)
-    name: ClassVar[str] = "margin_gate"
-    needs: ClassVar[frozenset[str]] = frozenset({"pairs"})
-    in_words: ClassVar[str] = "pairs that are far enough apart stop counting"
-    in_symbols: ClassVar[str] = "sigma(({0.bias:g} - log pi(y_w)/pi(y_l))/{0.temperature:g}) "
+    name = "margin_gate"
+    needs = frozenset({"pairs"})
+    in_words = "pairs that are far enough apart stop counting"
+    in_symbols = "sigma(({0.bias:g} - log pi(y_w)/pi(y_l))/{0.temperature:g}) "
 
     def __call__(self, completions: PairCompletions) -> Tensor | None:
         logp = completions.logp.detach()
@@ -232,8 +226,8 @@ class Anchor(Component):
 class Zero(Anchor):
     """No reference point: s unchanged."""
 
-    name: ClassVar[str] = "zero"
-    in_symbols: ClassVar[str] = ""
+    name = "zero"
+    in_symbols = ""
 
 
 class Mismatched(Anchor):
@@ -242,12 +236,10 @@ class Mismatched(Anchor):
     Its sums are those of a batch of mismatched completions, made by `mismatched_rows` over the whole step.
     """
 
-    name: ClassVar[str] = "mismatched"
-    needs: ClassVar[frozenset[str]] = frozenset({"mismatched_logp"})
-    in_words: ClassVar[str] = (
-        "completions are compared with how far the policy has strayed, estimated from mismatched pairs"
-    )
-    in_symbols: ClassVar[str] = "max(0, mean over mismatched pairs)"
+    name = "mismatched"
+    needs = frozenset({"mismatched_logp"})
+    in_words = "completions are compared with how far the policy has strayed, estimated from mismatched pairs"
+    in_symbols = "max(0, mean over mismatched pairs)"
 
     def value(self, sums: Tensor, memory: Memory) -> tuple[float, Memory]:
         good, num_good, bad, num_bad = sums.tolist()
@@ -262,9 +254,9 @@ class AnchorRunningMean(Anchor):
     """
 
     decay: float = number(1.0, least=0, most=1)
-    name: ClassVar[str] = "running_mean"
-    in_words: ClassVar[str] = "completions are compared with the running mean of what completions are worth"
-    in_symbols: ClassVar[str] = "running mean of s"
+    name = "running_mean"
+    in_words = "completions are compared with the running mean of what completions are worth"
+    in_symbols = "running mean of s"
 
     def value(self, sums: Tensor, memory: Memory) -> tuple[float, Memory]:
         good, num_good, bad, num_bad = sums.tolist()

@@ -7,15 +7,11 @@ Scores and logits carry the gradient; whoever calls has taken them at the last r
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
 
 from whet.objective.component import Component
-from whet.objective.lazy_torch import functional, torch
+from whet.objective.lazy_torch import Tensor, functional, torch
 from whet.objective.policy import Loss
 from whet.types import WhetError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -76,8 +72,8 @@ class AllPairs(Component):
     Margins: Touvron 2023 (2307.09288).
     """
 
-    name: ClassVar[str] = "all_pairs"
-    in_words: ClassVar[str] = "every pair of answers to a prompt is compared, and their mean taken"
+    name = "all_pairs"
+    in_words = "every pair of answers to a prompt is compared, and their mean taken"
 
     def __call__(self, batch: RankBatch, score: Tensor) -> Tensor:
         better = batch.better
@@ -98,8 +94,8 @@ class PlackettLuce(Component):
     Plackett 1975. Tied answers are compared with those below them and not with each other.
     """
 
-    name: ClassVar[str] = "plackett_luce"
-    in_words: ClassVar[str] = "the best answer is drawn first, then the best of the rest, and so on"
+    name = "plackett_luce"
+    in_words = "the best answer is drawn first, then the best of the rest, and so on"
 
     def __call__(self, batch: RankBatch, score: Tensor) -> Tensor:
         if batch.margin is not None or batch.preference is not None:

@@ -8,14 +8,10 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
 
 from whet.objective.component import Component, number
-from whet.objective.lazy_torch import functional, torch
+from whet.objective.lazy_torch import Tensor, functional, torch
 from whet.objective.preference.batch import PairCompletions
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # float32 ends near exp(88) and metrics square a margin; beyond this a completion keeps its score and moves no further
 LARGEST_EXPONENT = 40.0
@@ -35,12 +31,10 @@ class CompletionScore(Component):
 class LogRatio(CompletionScore):
     """s = d. Rafailov 2023 (2305.18290), equation 5 without beta."""
 
-    name: ClassVar[str] = "log_ratio"
-    needs: ClassVar[frozenset[str]] = frozenset({"ref_logp"})
-    in_words: ClassVar[str] = (
-        "a completion is worth how much likelier it is than under the reference; a larger beta ties it tighter"
-    )
-    in_symbols: ClassVar[str] = "log pi(y)/ref(y)"
+    name = "log_ratio"
+    needs = frozenset({"ref_logp"})
+    in_words = "a completion is worth how much likelier it is than under the reference; a larger beta ties it tighter"
+    in_symbols = "log pi(y)/ref(y)"
 
     def __call__(self, completions: PairCompletions) -> Tensor:
         return completions.log_ratio
@@ -49,10 +43,10 @@ class LogRatio(CompletionScore):
 class MeanLogRatio(CompletionScore):
     """s = d / n. Lambert 2024 (2411.15124)."""
 
-    name: ClassVar[str] = "mean_log_ratio"
-    needs: ClassVar[frozenset[str]] = frozenset({"ref_logp"})
-    in_words: ClassVar[str] = "a completion is worth how much likelier a token of it is than under the reference"
-    in_symbols: ClassVar[str] = "1/n log pi(y)/ref(y)"
+    name = "mean_log_ratio"
+    needs = frozenset({"ref_logp"})
+    in_words = "a completion is worth how much likelier a token of it is than under the reference"
+    in_symbols = "1/n log pi(y)/ref(y)"
 
     def __call__(self, completions: PairCompletions) -> Tensor:
         return completions.log_ratio / completions.lengths
@@ -61,9 +55,9 @@ class MeanLogRatio(CompletionScore):
 class LogLikelihood(CompletionScore):
     """s = log pi(y): a uniform reference. Xu 2024 (2401.08417)."""
 
-    name: ClassVar[str] = "logp"
-    in_words: ClassVar[str] = "a completion is worth its log-probability; long ones are worth less"
-    in_symbols: ClassVar[str] = "log pi(y)"
+    name = "logp"
+    in_words = "a completion is worth its log-probability; long ones are worth less"
+    in_symbols = "log pi(y)"
 
     def __call__(self, completions: PairCompletions) -> Tensor:
         return completions.logp
@@ -72,11 +66,9 @@ class LogLikelihood(CompletionScore):
 class MeanLogLikelihood(CompletionScore):
     """s = q = log pi(y) / n. Meng 2024 (2405.14734), equation 4 without beta."""
 
-    name: ClassVar[str] = "mean_logp"
-    in_words: ClassVar[str] = (
-        "a completion is worth the mean log-probability of its tokens; nothing ties it to a reference"
-    )
-    in_symbols: ClassVar[str] = "1/n log pi(y)"
+    name = "mean_logp"
+    in_words = "a completion is worth the mean log-probability of its tokens; nothing ties it to a reference"
+    in_symbols = "1/n log pi(y)"
 
     def __call__(self, completions: PairCompletions) -> Tensor:
         return completions.mean_logp
@@ -85,9 +77,9 @@ class MeanLogLikelihood(CompletionScore):
 class LogOdds(CompletionScore):
     """s = log p/(1-p), p = exp(q) the geometric mean of the tokens' probabilities. Hong 2024 (2403.07691)."""
 
-    name: ClassVar[str] = "log_odds"
-    in_words: ClassVar[str] = "a completion is worth the log-odds of its mean token probability"
-    in_symbols: ClassVar[str] = "log p/(1-p), p = pi(y)^(1/n)"
+    name = "log_odds"
+    in_words = "a completion is worth the log-odds of its mean token probability"
+    in_symbols = "log p/(1-p), p = pi(y)^(1/n)"
 
     def __call__(self, completions: PairCompletions) -> Tensor:
         # a completion the policy is sure of has infinite odds: the smallest step below probability 1 stands for it
@@ -100,10 +92,8 @@ class PowerReward(CompletionScore):
     """s = (1 - p^-alpha) / alpha, p = exp(q); alpha -> 0 gives q. Gupta 2025 (2501.03884)."""
 
     alpha: float = 0.25
-    name: ClassVar[str] = "power_reward"
-    in_words: ClassVar[str] = (
-        "a completion is worth a bent mean log-probability (alpha {0.alpha:g}): unlikely ones are pushed harder"
-    )
+    name = "power_reward"
+    in_words = "a completion is worth a bent mean log-probability (alpha {0.alpha:g}): unlikely ones are pushed harder"
 
     def __call__(self, completions: PairCompletions) -> Tensor:
         if self.alpha == 0:
@@ -120,9 +110,9 @@ class WeighedEntropy(CompletionScore):
     The reward inside Rashidinejad 2024 (2412.09544); its drifting labels and its constants are not built.
     """
 
-    name: ClassVar[str] = "weighed_entropy"
-    in_words: ClassVar[str] = "a completion is worth its mean log-probability plus 1/n"
-    in_symbols: ClassVar[str] = "1/n (log pi(y) + 1)"
+    name = "weighed_entropy"
+    in_words = "a completion is worth its mean log-probability plus 1/n"
+    in_symbols = "1/n (log pi(y) + 1)"
 
     def __call__(self, completions: PairCompletions) -> Tensor:
         return (completions.logp + 1) / completions.lengths
@@ -131,10 +121,10 @@ class WeighedEntropy(CompletionScore):
 class ForwardKL(CompletionScore):
     """s = f'(pi/ref) = 1 - exp(-d), f(t) = -log t. Wang 2023 (2309.16240)."""
 
-    name: ClassVar[str] = "forward_kl"
-    needs: ClassVar[frozenset[str]] = frozenset({"ref_logp"})
-    in_words: ClassVar[str] = "tied to the reference by the forward KL: covers all it could say"
-    in_symbols: ClassVar[str] = "1 - ref(y)/pi(y)"
+    name = "forward_kl"
+    needs = frozenset({"ref_logp"})
+    in_words = "tied to the reference by the forward KL: covers all it could say"
+    in_symbols = "1 - ref(y)/pi(y)"
 
     def __call__(self, completions: PairCompletions) -> Tensor:
         return -torch.expm1((-completions.log_ratio).clamp(max=LARGEST_EXPONENT))
@@ -143,12 +133,10 @@ class ForwardKL(CompletionScore):
 class JensenShannon(CompletionScore):
     """s = f'(pi/ref) = log 2 + log sigmoid(d). Wang 2023 (2309.16240). Bounded above by log 2."""
 
-    name: ClassVar[str] = "jensen_shannon"
-    needs: ClassVar[frozenset[str]] = frozenset({"ref_logp"})
-    in_words: ClassVar[str] = (
-        "tied to the reference by the Jensen-Shannon divergence: the worth of a completion is bounded above"
-    )
-    in_symbols: ClassVar[str] = "log 2 + log sigma(log pi(y)/ref(y))"
+    name = "jensen_shannon"
+    needs = frozenset({"ref_logp"})
+    in_words = "tied to the reference by the Jensen-Shannon divergence: the worth of a completion is bounded above"
+    in_symbols = "log 2 + log sigma(log pi(y)/ref(y))"
 
     def __call__(self, completions: PairCompletions) -> Tensor:
         return math.log(2) + functional.logsigmoid(completions.log_ratio)
@@ -162,9 +150,9 @@ class AlphaDivergence(CompletionScore):
     """
 
     alpha: float = 0.5
-    name: ClassVar[str] = "alpha_divergence"
-    needs: ClassVar[frozenset[str]] = frozenset({"ref_logp"})
-    in_words: ClassVar[str] = "tied to the reference by the alpha divergence ({0.alpha:g})"
+    name = "alpha_divergence"
+    needs = frozenset({"ref_logp"})
+    in_words = "tied to the reference by the alpha divergence ({0.alpha:g})"
 
     def __call__(self, completions: PairCompletions) -> Tensor:
         power = self.alpha - 1
@@ -184,10 +172,10 @@ class SharedLength(CompletionScore):
     """
 
     tail: float = number(0.5, least=0, most=1)
-    name: ClassVar[str] = "shared_length"
-    needs: ClassVar[frozenset[str]] = frozenset({"ref_logp", "token_logp", "pairs"})
-    in_words: ClassVar[str] = "tokens past the length of the shorter completion count {0.tail:g}"
-    in_symbols: ClassVar[str] = "SUM_t w_t log pi/ref, w = 1 up to min(n_w, n_l), {0.tail:g} after"
+    name = "shared_length"
+    needs = frozenset({"ref_logp", "token_logp", "pairs"})
+    in_words = "tokens past the length of the shorter completion count {0.tail:g}"
+    in_symbols = "SUM_t w_t log pi/ref, w = 1 up to min(n_w, n_l), {0.tail:g} after"
 
     def __call__(self, completions: PairCompletions) -> Tensor:
         action, reference = completions.batch.action, completions.batch.ref_logp

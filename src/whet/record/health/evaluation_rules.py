@@ -22,7 +22,6 @@ SURE = 2.33  # standard errors of a one-sided bound of 99%
     "shares otherwise; in at most 2% of runs in which nothing changes, whatever the number of looks",
     "the difference is what so few prompts give by chance",
     kinds=ALL_KINDS,
-    earliest=1,
     hides=("flat reward", "falling reward"),
     by_evaluation=True,
     depth=3,

@@ -347,7 +347,6 @@ WORTHLESS = 0.0  # share of the variance explained: a constant does as well
     f"the first {SETTLED} steps, while it learns; or every completion is right and there is nothing to explain",
     ("metrics.critic_explains",),
     earliest=SETTLED,
-    depth=2,
 )
 def _misfit(history: History) -> HealthFinding | None:
     known = finite(step.metrics.get("critic_explains") for step in history.steps)

@@ -64,7 +64,6 @@ def _first_drift(series: MetricSeries) -> tuple[float, float] | None:
     "policy and reference differ before the first update",
     "rounding explains it: less than 0.01 nats per token",
     ("metrics.drift",),
-    earliest=1,
     depth=0,
 )
 def _reference_mismatch(history: History) -> HealthFinding | None:
@@ -198,7 +197,6 @@ def _too_good(history: History) -> HealthFinding | None:
     "in more than a tenth of the pairs both completions are alike",
     "a few of them",
     ("metrics.alike",),
-    earliest=1,
     depth=0,
 )
 def _alike(history: History) -> HealthFinding | None:
@@ -230,7 +228,6 @@ def _longer_share(history: History) -> tuple[float, float, float]:
     "the chosen completion is the longer one in less than a quarter of the pairs, and a tenth shorter on average",
     "always: a note, since brevity may be what was asked for",
     ("metrics.chosen_is_longer", "metrics.longer"),
-    earliest=1,
     depth=1,
     is_note=True,
 )
@@ -250,7 +247,6 @@ def _shorter_chosen(history: History) -> HealthFinding | None:
     "the better answers need the room, and length is divided out of the score; or the run writes its own pairs, and "
     "only a verdict on the answer says which one is chosen",
     ("metrics.chosen_is_longer", "metrics.longer"),
-    earliest=1,
     depth=1,
 )
 def _longer_chosen(history: History) -> HealthFinding | None:
@@ -269,7 +265,6 @@ def _longer_chosen(history: History) -> HealthFinding | None:
     "beta is below 0.01 or above 1 for a logistic loss of summed log-ratios",
     "another score or curve has another unit",
     (),
-    earliest=1,
     depth=0,
 )
 def _beta(history: History) -> HealthFinding | None:

@@ -120,7 +120,6 @@ def _overfits(history: History) -> HealthFinding | None:
     "the accuracy of held-out answers is below its best beyond noise, whatever the loss on held-out rows says",
     "the difference is what so few prompts give by chance",
     kinds=(SFT,),
-    earliest=1,
     by_evaluation=True,
 )
 def _answers_worse(history: History) -> HealthFinding | None:

@@ -290,13 +290,11 @@ def callee_answers(ask: Ask, budget: JudgeBudget, questions: Sequence[Sequence[M
         yield number, Trouble("the budget is spent", is_budget=True)
 
 
-def engine_ask(
-    engine: Engine, encode: Callable[[Sequence[Message]], Sequence[int]], sampling: Sampling, seed: int = 0
-) -> Ask:
+def engine_ask(engine: Engine, encode: Callable[[Sequence[Message]], Sequence[int]], sampling: Sampling) -> Ask:
     """An `Ask` of an engine: `encode` writes a conversation as tokens, the opening of the completion included."""
 
     def ask(questions: Sequence[Sequence[Message]]) -> list[str | Trouble]:
-        requests = [Request(tuple(encode(question)), seed) for question in questions]
+        requests = [Request(tuple(encode(question)), 0) for question in questions]
         try:
             return [sample.completion for sample in engine.generate(requests, sampling)]
         except WhetError as error:

@@ -172,15 +172,13 @@ def _even_share(prompts: Sequence[Prompt], samples: Sequence[Sample]) -> list[Sa
     return [sample.scored({"even": score}, score) for sample, score in zip(samples, scores, strict=True)]
 
 
-def timed_steps(
-    trainer: RLTrainer, seconds: float, device: torch.device, least: int = 2, first: int = 2
-) -> list[TimedStep]:
-    """Steps of the trainer until `seconds` are spent, at least `least`; the first is number `first`."""
+def timed_steps(trainer: RLTrainer, seconds: float, device: torch.device, least: int = 2) -> list[TimedStep]:
+    """Steps of the trainer until `seconds` are spent, at least `least`; the first is number 2."""
     timed: list[TimedStep] = []
     until = time.monotonic() + seconds
     while len(timed) < least or (time.monotonic() < until and len(timed) < MOST_STEPS):
         watch, timer = Meter(), PhaseTimer()
-        trainer.step(first + len(timed), timer)
+        trainer.step(2 + len(timed), timer)
         synchronize(device)
         timed.append(TimedStep(watch.read(), timer.seconds))
     return timed

@@ -13,7 +13,7 @@ from whet.data.tasks import demonstrations
 from whet.data.usable import chosen_facts, evenly, without
 from whet.reward.combine import RewardPart
 from whet.rollout.collect import Score
-from whet.rollout.episode_runner import tell_failures
+from whet.rollout.episode_runner import EpisodePlan, tell_failures
 from whet.training.assembly.forms import PromptForm, form_facts, prompt_form
 from whet.training.assembly.prompts import load_prompts
 from whet.training.assembly.rewards import bind_judges, build_reward_parts, build_scorer, scorable_prompts
@@ -147,7 +147,6 @@ def _answered(prompt: Prompt, form: PromptForm) -> Demonstration:
 def evaluate_groups(
     config: EvaluationConfig,
     num_samples: int,
-    rewards: Sequence[RewardPart] | None = None,
     on_facts: OnFacts | None = None,
     scored: bool = True,
 ) -> list[Group]:
@@ -155,7 +154,7 @@ def evaluate_groups(
 
     A reward is needed where they must be `scored`; else they are where one is given, or the task has its own.
     """
-    runtime, evaluator = eval_setup(config, rewards, scored)
+    runtime, evaluator = eval_setup(config, scored=scored)
     if on_facts is not None:
         on_facts(eval_facts(config, runtime, evaluator))
     return run_evaluator(config, num_samples, evaluator)
@@ -254,7 +253,7 @@ def sample_completions(
     tokens = encode_prompts(runtime, prompts, sampling)
     if on_facts is not None:
         on_facts(decode_facts(runtime, sampling, tokens))
-    drawn = runtime.runner.play(prompts, tokens, num_samples, sampling, (config.seed,))
+    drawn = runtime.runner.play(EpisodePlan(prompts, tokens, num_samples, sampling, (config.seed,)))
     tell_failures(runtime.runner.take_notes())
     if not scored:
         return [list(samples) for samples in drawn]

@@ -30,6 +30,7 @@ from whet.reward.format import is_visible
 from whet.reward.safety import is_refusal
 from whet.rollout.buffer import restored_sample, sample_state
 from whet.rollout.collect import draw_and_score
+from whet.rollout.episode_runner import EpisodePlan
 from whet.tools.evaluation.evaluation import PromptStyle, check_samples, eval_facts, eval_setup, group_metrics
 from whet.training.assembly.fingerprints import model_digest, reward_file_digests
 from whet.training.assembly.forms import AUTO
@@ -377,10 +378,8 @@ def _chunk(setup: EvalSetup, rows: range) -> list[dict[str, Any]]:
     tokens = [evaluator.prompt_tokens[row] for row in rows]
     temperature = config.sampling.temperature if plan.samples > 1 else 0.0
     sampling = replace(evaluator.sampling, temperature=temperature)
-    numbers = [(row,) for row in rows]
-    groups = draw_and_score(
-        setup.runtime.runner, prompts, tokens, plan.samples, sampling, (config.seed,), evaluator.score, numbers
-    )
+    episodes = EpisodePlan(prompts, tokens, plan.samples, sampling, (config.seed,), [(row,) for row in rows])
+    groups = draw_and_score(setup.runtime.runner, episodes, evaluator.score)
     budgets = _budget_outcomes(setup, groups) if plan.budgets else None
     return [
         {

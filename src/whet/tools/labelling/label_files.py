@@ -34,6 +34,7 @@ from whet.reward.find import find_reward
 from whet.reward.learned.process import EMPTY_LINE, step_ends, step_texts
 from whet.reward.steps import StepScorer, steps_of, tokens_until
 from whet.rollout.collect import Score, draw_and_score
+from whet.rollout.episode_runner import EpisodePlan
 from whet.rollout.episodes import EnvironmentRunner
 from whet.rollout.seed import request_seed
 from whet.rollout.session import stream_of
@@ -458,7 +459,8 @@ def _draw_solutions(
     """The model's own solutions, cut into steps."""
     tokens = encode_prompts(runtime, prompts, completer.sampling)
     runner = EnvironmentRunner(runtime.engine)
-    groups = draw_and_score(runner, prompts, tokens, spec.per_prompt, completer.sampling, seed, completer.score)
+    plan = EpisodePlan(prompts, tokens, spec.per_prompt, completer.sampling, seed)
+    groups = draw_and_score(runner, plan, completer.score)
     truth = None
     if spec.truth:
         truth = steps_of(find_reward(spec.truth))
@@ -572,7 +574,7 @@ def write_completions(
         sampling = sampling_from(config.sampling)
         tokens = encode_prompts(runtime, chunk, sampling)
         runner = EnvironmentRunner(runtime.engine)
-        groups = draw_and_score(runner, chunk, tokens, spec.per_prompt, sampling, seed, score)
+        groups = draw_and_score(runner, EpisodePlan(chunk, tokens, spec.per_prompt, sampling, seed), score)
         rows = [{**row, "labelled": provenance} for row in _rows(groups, spec.at_least)]
         written = [sample.num_actions for group in groups for sample in group.samples]
         return LabelledChunk(rows, len(written), sum(written))

@@ -253,15 +253,14 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
 
 
-def print_line(text: str, stream: TextIO | None = None) -> None:
+def print_line(text: str) -> None:
     """Print at once; what the terminal's encoding does not have is replaced, never an error."""
-    output = sys.stdout if stream is None else stream
-    encoding = getattr(output, "encoding", None) or "utf-8"
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     try:
         "\u00b1".encode(encoding)
     except UnicodeEncodeError:
         text = text.replace("\u00b1", "+-")
-    print(text.encode(encoding, "replace").decode(encoding), file=output, flush=True)
+    print(text.encode(encoding, "replace").decode(encoding), flush=True)
 
 
 class ProgressLine:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from whet.model.hub import hub_file
 from whet.model.local_copies import SMOLLM2
-from whet.objective import catalogue
+from whet.objective import catalogue, preset_named, with_changes
 from whet.settings.layers import flattened
 from whet.tools.planner.plan import Plan, plan_for
 from whet.tools.planner.shapes import NAMED, ModelShape, folder_shape, named_shape, shape_from_config
@@ -71,7 +71,6 @@ def objective_needs(config: Config) -> frozenset[str]:
     changes = getattr(config, "objective", {})
     if not changes:
         return frozenset(catalogue.method(config.method).needs)
-    from whet.objective import preset_named, with_changes
 
     return frozenset(with_changes(preset_named(config.method).objective, flattened(changes)).needs())
 

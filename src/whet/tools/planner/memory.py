@@ -125,8 +125,8 @@ def memory_plan(work: Workload, devices: Devices) -> MemoryPlan:
     return replace(plan, outside=outside)
 
 
-def _times(count: float, size: float, what: str = "weights") -> str:
-    return f"{count / 1e6:,.1f}M {what} x {size:g} bytes"
+def _times(count: float, size: float) -> str:
+    return f"{count / 1e6:,.1f}M weights x {size:g} bytes"
 
 
 def _weights(work: Workload) -> Iterator[MemoryLine]:

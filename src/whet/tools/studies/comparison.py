@@ -28,7 +28,7 @@ from whet.settings.layers import flattened, merged, read_toml
 from whet.tools.pipelines.stages import ProgressLine, print_line
 from whet.training.config import Config, PolicyConfig, config_class, differing_keys, resolved
 from whet.training.saved_config import read_config
-from whet.types import WhetError
+from whet.types import RunFailed, WhetError
 
 PAGE, VALUES = "compare.html", "compare.json"
 OWN_KEYS = {"method": "--methods", "seed": "--seeds", "folder": "--folder"}
@@ -382,8 +382,6 @@ def _link(folder: Path, run: str) -> str:
 
 def _train(entry: PlannedRun, layer: Mapping[str, Any]) -> tuple[str, str]:
     """Train or resume one run; returns what to say of it, and the complaint where it failed."""
-    from whet.types import RunFailed
-
     line = ProgressLine(entry.name, sys.stdout)
     try:
         if entry.is_begun:

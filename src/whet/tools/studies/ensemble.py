@@ -20,7 +20,7 @@ from whet.record.run_folder import CONFIG, next_free_folder, write_atomically
 from whet.record.text import metric_text, plain_metrics
 from whet.settings.layers import merged
 from whet.tools.studies.comparison import named_settings
-from whet.training.config import RewardModelConfig, config_class, differing_keys, resolved
+from whet.training.config import RewardModelConfig, config_class, differing_keys, learns_steps, resolved
 from whet.training.saved_config import read_config
 from whet.types import WhetError
 
@@ -117,8 +117,6 @@ def _member(method: str, values: Mapping[str, Any], folder: Path, seed: int) -> 
 
 
 def _print_summary(folder: Path, method: str, metrics: Mapping[str, float]) -> None:
-    from whet.training.config import learns_steps
-
     print("\nall members together, on the held-out rows\n" if metrics else "\nno held-out rows: nothing was measured")
     for name, value in plain_metrics(metrics).items():
         print(f"  {name:28} {metric_text(name, value)}")

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
-from whet.reward.answer import normal_form
+from whet.reward.answer import explicit_answers, normal_form
 from whet.reward.combine import RewardPart
 from whet.reward.mathematics.verdict import is_unevaluated
 from whet.reward.run_record import title_of
@@ -526,8 +526,6 @@ def _model_completions(prompts: Sequence[Prompt], pool: list[str], rewrite: Rewr
 
 def _is_right(prompt: Prompt, text: str) -> bool:
     """A model that gives the right answer alone has attacked nothing."""
-    from whet.reward.answer import explicit_answers
-
     return {normal_form(answer) for answer in explicit_answers(text)} == {normal_form(prompt.answer)}
 
 

@@ -13,7 +13,7 @@ import torch
 
 from whet.data.foreign_rows import QUESTIONS, holds_pair, holds_ranking
 from whet.data.pairs import preferences_from
-from whet.data.prompts import PreferencePair, prompts_from
+from whet.data.prompts import PreferencePair, prompts_from, renamed
 from whet.data.rows import Row
 from whet.data.sections import DataSection
 from whet.data.source import DataSource, parse_source, read_rows
@@ -218,7 +218,7 @@ def _gold_completions(prompt: Prompt) -> Iterator[tuple[str, str]]:
 def _own_prompt(row: Row, column: str, columns: Mapping[str, str]) -> Prompt:
     values = {name: value for name, value in row.values.items() if name != column}
     # one by one: several completions to one prompt share its id
-    (prompt,) = prompts_from([Row(values, row.where)], columns=columns)
+    (prompt,) = prompts_from(renamed([Row(values, row.where)], columns))
     return prompt
 
 

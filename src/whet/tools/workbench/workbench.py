@@ -27,7 +27,6 @@ from whet.reward.version import parts_version, reward_version, version_changes
 from whet.settings.layers import read_toml
 from whet.tools.workbench.completions import (
     SOLUTION_COLUMNS,
-    Encode,
     TrialCompletion,
     TrialCompletions,
     described,
@@ -48,16 +47,14 @@ CALL = 32  # samples per call of a reward that scores many at once
 UNKNOWN = "unknown"
 
 
-def wrong_controls(
-    items: Sequence[TrialCompletion], reward: Any, encode: Encode = estimated_tokens
-) -> list[TrialCompletion]:
+def wrong_controls(items: Sequence[TrialCompletion], reward: Any) -> list[TrialCompletion]:
     """Wrong completions for the prompts of `items`, in the form that the reward reads."""
     by_prompt = {item.prompt.id: item for item in items}
     chosen = list(by_prompt.values())
     if len(chosen) > MOST_PROMPTS:
         chosen = [chosen[index * len(chosen) // MOST_PROMPTS] for index in range(MOST_PROMPTS)]
     return [
-        replace(item, sample=sample_of(completion, encode), kind=kind, parts={}, reward=None)
+        replace(item, sample=sample_of(completion, estimated_tokens), kind=kind, parts={}, reward=None)
         for item in chosen
         for kind, completion in _wrong_completions(item.prompt, reward)
     ]

@@ -16,11 +16,11 @@ from torch import nn
 from whet.model.causal_lm import CausalLM, causal_lm
 from whet.model.lora import FACTORS, adapted_layers
 from whet.protocols import Engine
-from whet.rollout.episode_runner import EpisodeEnded, EpisodeRunner, PlayNotes
+from whet.rollout.episode_runner import EpisodeEnded, EpisodePlan, EpisodeRunner, PlayNotes
 from whet.rollout.session import stream_of
 from whet.training.distributed.ranks import Ranks
 from whet.training.distributed.shard import gathered_dtype, layers_of, whole
-from whet.types import Prompt, Request, Sample, Sampling
+from whet.types import Request, Sample, Sampling
 
 T = TypeVar("T")
 
@@ -136,9 +136,9 @@ class _RankRunner:
 class FirstRankRunner(_RankRunner):
     """Plays episodes on the first rank, whose engines are elsewhere; every rank gets them."""
 
-    def play(self, *asked: Any, ended: EpisodeEnded | None = None, **more: Any) -> list[list[Sample]]:
+    def play(self, plan: EpisodePlan, ended: EpisodeEnded | None = None) -> list[list[Sample]]:
         """Play all episodes on the first rank and send them to the others."""
-        return self._ranks.first(lambda: self._runner.play(*asked, **more))
+        return self._ranks.first(lambda: self._runner.play(plan))
 
     def take_notes(self) -> PlayNotes:
         return self._ranks.first(self._runner.take_notes)
@@ -147,25 +147,10 @@ class FirstRankRunner(_RankRunner):
 class SharedRunner(_RankRunner):
     """Plays episodes on all ranks, each the prompts of its share."""
 
-    def play(
-        self,
-        prompts: Sequence[Prompt],
-        prompt_tokens: Sequence[tuple[int, ...]],
-        count: int,
-        sampling: Sampling,
-        seed: tuple[int, ...],
-        numbers: Sequence[tuple[int, ...]] | None = None,
-        ended: EpisodeEnded | None = None,
-    ) -> list[list[Sample]]:
+    def play(self, plan: EpisodePlan, ended: EpisodeEnded | None = None) -> list[list[Sample]]:
         """Play this rank's share of the episodes and exchange them with the other ranks."""
-        known = numbers or [(position,) for position in range(len(prompts))]
-
-        def work(mine: list[int]) -> list[list[Sample]]:
-            chosen, tokens = [prompts[row] for row in mine], [prompt_tokens[row] for row in mine]
-            return self._runner.play(chosen, tokens, count, sampling, seed, [known[row] for row in mine])
-
-        costs = [len(tokens) + count * sampling.max_new_tokens for tokens in prompt_tokens]
-        return self._ranks.spread(costs, work)
+        costs = [len(tokens) + plan.count * plan.sampling.max_new_tokens for tokens in plan.prompt_tokens]
+        return self._ranks.spread(costs, lambda mine: self._runner.play(plan.share(mine)))
 
     def take_notes(self) -> PlayNotes:
         """The notes of all ranks together; each time is that of the slowest rank."""

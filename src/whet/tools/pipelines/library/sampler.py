@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from whet.data.tasks import Task
+from whet.data.tasks import Task, demonstrations
 from whet.reward.sections import RewardSection
 from whet.tools.pipelines.settings import PipelineSettings, sampling_config
 from whet.tools.pipelines.stages import read_json_lines, write_in_chunks
@@ -220,8 +220,6 @@ def task_rows(settings: PipelineSettings, count: int, draw: Callable[[Task, int,
 
 def task_demonstrations(settings: PipelineSettings, count: int, share_worked: float) -> list[Row]:
     """Demonstrations of the task, to prompts that no round asks; `share_worked` of them show their working."""
-    from whet.data.tasks import demonstrations
-
     seed = settings.seed + EXAMPLE_SEED
     return [
         shown_row(shown)
