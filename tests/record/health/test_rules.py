@@ -139,13 +139,20 @@ def test_a_policy_that_broke_is_sent_back_to_the_model_that_evaluated_best() -> 
     """`best/` is the best of what was trained: where the start was better, it may be as broken as the last."""
     steps = history(8, lambda step: 0.4 if step == 1 else 0.0, uniform_groups=1.0)
 
-    def said(*accuracies: float) -> str:
-        evals = [EvalRecord(3 * look, "eval", {"accuracy": value}, 1.0) for look, value in enumerate(accuracies)]
-        return next(found.remedy for found in findings(steps, evals=evals) if found.name == "no reward signal")
+    ruined = history(30, lambda step: 0.4 if step == 1 else 0.1)
 
-    assert "begin again from best/" in said(0.1, 0.2, 0.0)
+    def said(*accuracies: float) -> list[str]:
+        evals = [EvalRecord(3 * look, "eval", {"accuracy": value}, 1.0) for look, value in enumerate(accuracies)]
+        return [
+            found.remedy.partition("begin again from ")[2]
+            for name, run in (("no reward signal", steps), ("falling reward", ruined))
+            for found in findings(run, evals=evals)
+            if found.name == name
+        ]
+
+    assert said(0.1, 0.2, 0.0) == ["best/"] * 2
     for evals in ((0.2, 0.0, 0.0), (0.0, 0.0), ()):
-        assert "begin again from the model it began with" in said(*evals)
+        assert said(*evals) == ["the model it began with"] * 2
 
 
 def test_steps_that_nothing_scored_are_not_blamed_on_the_data() -> None:
