@@ -552,7 +552,12 @@ CASES: dict[str, Case] = {
         },
     ),
     "loss rises": Case(
-        rows(loss=line(1.0, 0.2)), {"it falls": rows(), "up and down": rows(loss=lambda step: 1 + 0.2 * (step % 3))}
+        rows(loss=after(2, 1.0, 4.0)),
+        {
+            "it falls": rows(),
+            "up and down": rows(loss=lambda step: 1 + 0.2 * (step % 3)),
+            "twice the first, early": replace(rows(loss=after(2, 1.0, 2.5)), steps=9),
+        },
     ),
     "overfitting": Case(
         rows([(step, {"loss": 3 + 0.05 * (step - 2) ** 2}) for step in range(0, 31)]),

@@ -386,6 +386,9 @@ def test_findings_of_an_old_run_without_names_are_kept_apart_from_their_numbers(
     assert (span.first, span.last, span.num_steps) == (1, 2, 2) and "0.2 to 0.1" in span.finding.sentence
 
 
+LEAPS = ((2, 4.0), (6, 4.0), (2, 2.5))  # the step from which the loss is no longer 1, and what it is then
+
+
 def test_a_loss_that_rises_and_a_model_that_guesses_are_named_for_their_kinds() -> None:
     def steps(**metrics: object) -> list[StepReport]:
         values = {name: value if callable(value) else (lambda _, v=value: v) for name, value in metrics.items()}
@@ -395,6 +398,9 @@ def test_a_loss_that_rises_and_a_model_that_guesses_are_named_for_their_kinds() 
 
     assert names(steps(loss=lambda n: 0.1 * n)) == {"loss rises"}
     assert names(steps(loss=lambda n: 3 - 0.1 * n)) == set()
+    broken, late, harder = (steps(loss=lambda n, at=at, to=to: 1.0 if n < at else to) for at, to in LEAPS)
+    assert [names(broken[:length]) for length in (7, 8, 12)] == [set(), {"loss rises"}, {"loss rises"}]
+    assert names(late[:9]) == names(harder[:9]) == set()
     assert names(steps(loss=0.7, score=0.0, accuracy=0.5)) == {"guessing"}
     assert names(steps(loss=0.7, score=0.0, accuracy=0.8)) == set()
 
