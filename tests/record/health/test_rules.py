@@ -229,6 +229,18 @@ def test_kl_runaway() -> None:
     assert "KL runaway" in names(history(15, rising, kl=50.0))
 
 
+def test_kl_that_no_reward_pays_for_is_the_learning_rate_s_fault() -> None:
+    settings = {"optimizer.learning_rate": 0.003, "objective.kl.beta": 0.02}
+
+    def advised(reward: object) -> list[str]:
+        found = findings(history(15, reward, kl=50.0), settings=settings)
+        return [name for finding in found if finding.name == "KL runaway" for name, _ in finding.settings]
+
+    tie, slower = "objective.kl.beta", "optimizer.learning_rate"
+    assert advised(rising) == [tie, slower]
+    assert advised(0.4) == advised(lambda step: 0.4 if step == 1 else 0.0) == [slower, tie]
+
+
 def test_gradient_spike_is_found_at_its_step_only_and_zero_norms_are_not_typical() -> None:
     def reward(step: int) -> float:
         return -5.0 if step == 12 else 0.4
