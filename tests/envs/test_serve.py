@@ -288,6 +288,8 @@ def test_sampling_is_the_clients_within_the_servers_budget(tokenizer):
         ({"tools": [{"type": "function"}]}, 400, "a tool has no function.name"),
         ({"response_format": {"type": "json_object"}}, 400, "cannot be enforced"),
         ({"presence_penalty": 1}, 400, "presence_penalty is not served"),
+        ({"modalities": ["text", "audio"]}, 400, "modalities other than text are not served"),
+        ({"prediction": {"type": "content", "content": "x"}}, 400, "prediction is not served"),
         ({"logprobs": True, "top_logprobs": 5}, 400, "top_logprobs"),
         ({"stream": "yes"}, 400, "stream is 'yes'"),
         ({"messages": [{"role": "user", "content": "x" * 5000}]}, 400, "leaves no room for a completion"),
