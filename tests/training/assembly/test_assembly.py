@@ -9,7 +9,7 @@ from whet.reward.mathematics.verifier import POOL
 from whet.reward.sections import RewardPartSection, RewardSection
 from whet.threads import num_cores
 from whet.training.assembly.assembly import assemble, describe
-from whet.training.assembly.fingerprints import reward_file_digests
+from whet.training.assembly.fingerprints import questions_digest, reward_file_digests
 from whet.training.assembly.prompts import load_prompts
 from whet.training.assembly.sft import load_demonstrations
 from whet.training.config import resolved
@@ -114,6 +114,9 @@ def test_a_limit_cuts_what_is_trained_on_and_no_eval_file(tmp_path):
     layers = {"data": {"source": str(source), "limit": 3}, "eval": {"source": str(asked)}}
     policy = resolved("grpo", layers, {"reward": {"parts": [{"reward": "exact_answer"}]}})
     assert [len(load_prompts(policy, evaluation)) for evaluation in (False, True)] == [3, 7]
+    questions = load_prompts(policy, evaluation=True)
+    others = (questions[:6], questions[::-1], load_prompts(policy, evaluation=False), [])
+    assert len({questions_digest(asked) for asked in (questions, list(questions), *others)}) == 5
     assert [len(rows) for rows in load_demonstrations(resolved("sft", layers))] == [3, 7]
     with pytest.raises(WhetError, match=r"data\.limit has no effect on an evaluation: .*; give eval\.prompts"):
         evaluation_config("whetstone", str(asked), {"data": {"limit": 3}})
