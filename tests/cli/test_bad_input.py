@@ -92,6 +92,10 @@ MISTAKES = {
     "unknown task": (["train", "grpo", "--data", "task:chess"], "there are arithmetic, countdown, lists"),
     "impossible difficulty": (["train", "grpo", "--set", "data.difficulty=77"], "give 1 to 8"),
     "setting for files on a task": (["train", "grpo", "--set", "data.limit=3"], "has no effect"),
+    "evaluations of nothing": (
+        ["train", "grpo", "--set", "eval.every=5", "--set", "eval.prompts=0"],
+        "eval.every has no effect with eval.prompts=0",
+    ),
     "setting for tasks on a file": (
         ["train", "grpo", "--data", "plain.jsonl", "--set", "data.difficulty=3"],
         "has no effect",

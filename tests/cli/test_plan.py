@@ -60,6 +60,19 @@ def test_settings_change_the_plan(monkeypatch, capsys):
     assert planned("--method", "rm") > 0
 
 
+def test_lengths_that_nobody_gave_are_those_that_the_context_holds(monkeypatch, capsys):
+    def lengths(method, *words):
+        code, out, err = run(monkeypatch, capsys, "--model", "whetstone", "--method", method, *words)
+        assert code == 0, err
+        return out.splitlines()[1].split(", ")[1]
+
+    assert [lengths(method) for method in ("grpo", "sft", "dpo")] == ["448 + up to 64 tokens"] * 3
+    assert lengths("rm") == "256 + up to 256 tokens"
+    assert lengths("rm", "--completion", "100") == lengths("grpo", "--completion", "100") == "412 + up to 100 tokens"
+    code, _, err = run(monkeypatch, capsys, "--model", "whetstone", "--prompt", "512")
+    assert code == 2 and err.endswith("that whetstone has; give fewer (--prompt, --completion)\n")
+
+
 def test_a_model_is_named_in_many_ways(monkeypatch, capsys, tmp_path):
     (tmp_path / "mine").mkdir()
     values = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100}

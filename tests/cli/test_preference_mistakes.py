@@ -62,6 +62,8 @@ WHOLE = {
     "labels for a reward model": ("rm", "liked.jsonl", "one completion with a label; rm compares", "train orm"),
     "pairs for outcomes": ("orm", "good.jsonl", "the row compares completions", "train rm"),
     "pairs for steps": ("prm", "good.jsonl", "'steps' is missing; the row has 'prompt', 'chosen'", "YOURS=steps"),
+    "pairs for demonstrations": ("sft", "good.jsonl", "compares two (dpo, ", "data.columns.chosen=completion"),
+    "conversations for demonstrations": ("sft", "apart.jsonl", " or rm, ", "data.columns.chosen=messages"),
     "steps for pairs": ("ipo", "steps.jsonl", "a solution in steps; ipo learns from completions", "train prm"),
     "too many to leave out": ("dpo", "mostly_bad.jsonl", "mostly_bad.jsonl:2: rejected is the same", "correct it"),
 }

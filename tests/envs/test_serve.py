@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.packages import needs
 from tests.support.scripted import TOKEN, ScriptedEngine, ask, serving, tool_tokenizer
+from whet.data.chat import prompt_tokens
 from whet.envs.serve import wire
 from whet.envs.serve.web import HttpServer
 from whet.rollout.session import open_session
@@ -27,7 +28,7 @@ ADD = {
         "parameters": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}},
     },
 }
-CHAT, GENERATE = "/v1/chat/completions", "/inference/v1/generate"
+CHAT, GENERATE, TEXT = "/v1/chat/completions", "/inference/v1/generate", "/v1/completions"
 
 
 @pytest.fixture(scope="module")
@@ -288,6 +289,8 @@ def test_sampling_is_the_clients_within_the_servers_budget(tokenizer):
         ({"tools": [{"type": "function"}]}, 400, "a tool has no function.name"),
         ({"response_format": {"type": "json_object"}}, 400, "cannot be enforced"),
         ({"presence_penalty": 1}, 400, "presence_penalty is not served"),
+        ({"modalities": ["text", "audio"]}, 400, "modalities other than text are not served"),
+        ({"prediction": {"type": "content", "content": "x"}}, 400, "prediction is not served"),
         ({"logprobs": True, "top_logprobs": 5}, 400, "top_logprobs"),
         ({"stream": "yes"}, 400, "stream is 'yes'"),
         ({"messages": [{"role": "user", "content": "x" * 5000}]}, 400, "leaves no room for a completion"),
@@ -297,6 +300,24 @@ def test_a_request_that_cannot_be_served_gets_one_line(tokenizer, change, status
     got, answer = ask(plain_server, CHAT, {"messages": [user("x")], **change})
     assert got == status and says in answer["error"]["message"] and "\n" not in answer["error"]["message"]
     assert set(answer["error"]) == {"message", "type", "param", "code"}
+
+
+def test_a_text_that_no_tokens_could_fit_is_refused_before_it_is_tokenized(tokenizer, monkeypatch):
+    tokenized = []
+
+    def counted(*given):
+        tokenized.append(given)
+        return prompt_tokens(*given)
+
+    monkeypatch.setattr("whet.envs.serve.request_queue.prompt_tokens", counted)
+    most = 50 * max(map(len, tokenizer.get_vocab()))
+    with serving(ScriptedEngine(tokenizer, lambda prompt, request: "fine"), context=50) as address:
+        for length, says in ((most + 1, f"{most + 1:,} characters"), (most, "leaves no room for a completion")):
+            for path, body in ((CHAT, {"messages": [user("x" * length)]}), (TEXT, {"prompt": "x" * length})):
+                status, answer = ask(address, path, body)
+                assert status == 400 and says in answer["error"]["message"]
+                assert answer["error"]["code"] == "context_length_exceeded"
+            assert len(tokenized) == (0 if length > most else 2)
 
 
 @pytest.fixture(scope="module")

@@ -83,6 +83,8 @@ def test_json_of_a_schema_is_enforced(address):
     assert len({choice["message"]["content"] for choice in choices}) > 1
     (choice,) = asked(address, response_format={"type": "json_object"}, max_tokens=2, temperature=0)
     assert choice["message"]["content"].startswith("{")
+    status, answer = ask(address, "/v1/completions", {"prompt": "3+4", "seed": 1, "response_format": form})
+    assert status == 200 and set(json.loads(answer["choices"][0]["text"])) == {"digit", "sure"}
 
 
 @needs("llguidance")

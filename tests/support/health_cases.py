@@ -165,6 +165,15 @@ CASES: dict[str, Case] = {
             "the policy turned wrong": Course(
                 FLAT, {"agreed_groups": 0.3, "refused_majorities": after(12, 0.0, 0.8)}, {"prompts": 10}
             ),
+            "the first were hardly refused": Course(
+                {"total": lambda step: 0.5 if step < 8 else 0.3 if step < 45 else 0.64},
+                {
+                    "agreed_groups": 0.5,
+                    "refused_majorities": lambda step: 0.05 if step < 8 else 0.6 if step < 45 else 0.35,
+                },
+                {"prompts": 10},
+                steps=80,
+            ),
             "it learned better": Course(
                 {"total": after(16, 0.12, 0.6)},
                 {"agreed_groups": 0.5, "refused_majorities": after(16, 0.8, 0.0)},
@@ -552,7 +561,12 @@ CASES: dict[str, Case] = {
         },
     ),
     "loss rises": Case(
-        rows(loss=line(1.0, 0.2)), {"it falls": rows(), "up and down": rows(loss=lambda step: 1 + 0.2 * (step % 3))}
+        rows(loss=after(2, 1.0, 4.0)),
+        {
+            "it falls": rows(),
+            "up and down": rows(loss=lambda step: 1 + 0.2 * (step % 3)),
+            "twice the first, early": replace(rows(loss=after(2, 1.0, 2.5)), steps=9),
+        },
     ),
     "overfitting": Case(
         rows([(step, {"loss": 3 + 0.05 * (step - 2) ** 2}) for step in range(0, 31)]),

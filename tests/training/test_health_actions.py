@@ -195,6 +195,7 @@ def test_a_run_that_falls_goes_on_at_a_lower_rate_or_ends_and_names_the_better_m
     assert worse["models"].endswith("loads final; the model it began with evaluated as well or better")
     usual = ending((0.0, 1.0), "usual")
     assert usual["steps"] == 4 and "ended" not in usual and usual["next"].endswith("best")
+    assert usual["eval_questions"] == fallen["eval_questions"] != ""
     assert rates(tmp_path / "usual") == pytest.approx(
         [1e-4, 1e-4, 1e-4, 5e-5]
     )  # what is seen after step 2 is known in 3

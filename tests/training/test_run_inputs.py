@@ -38,11 +38,17 @@ def test_a_file_that_is_gone_has_not_changed():
     assert decisive_changes(BEFORE, now) == ["data /old/rows.jsonl is gone"]
 
 
-def test_what_a_run_does_about_a_fall_may_change() -> None:
-    """A run of a version without the default goes on, and so does one that it stopped."""
+def test_what_a_run_does_about_a_fall_may_change_unless_it_lowers_the_rate() -> None:
+    """A run of a version without the setting goes on, and so does one that it stopped."""
     falls = "health.on_problem.evaluation_falls"
-    stops, reports = (replace(BEFORE, config={**BEFORE.config, falls: action}) for action in ("stop", "report"))
-    for before, now in ((BEFORE, stops), (stops, reports)):
+    stops, reports, lowers = (
+        replace(BEFORE, config={**BEFORE.config, falls: action}) for action in ("stop", "report", "lower_rate")
+    )
+    for before, now in ((BEFORE, stops), (BEFORE, lowers), (stops, reports)):
         assert decisive_changes(before, now) == [] and before.identity == now.identity
+        assert len(free_changes(before, now)) == 1
+    for before, now in ((stops, lowers), (lowers, reports)):
+        was, will = before.config[falls], now.config[falls]
+        assert decisive_changes(before, now) == [f"config {falls} {was} -> {will}"] and free_changes(before, now) == []
     other = replace(BEFORE, config={**BEFORE.config, "health.on_problem.KL_runaway": "lower_rate"})
     assert decisive_changes(BEFORE, other) == ["config health.on_problem.KL_runaway none -> lower_rate"]

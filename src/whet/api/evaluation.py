@@ -27,6 +27,7 @@ from whet.settings.layers import merged
 from whet.training.config import EvaluationConfig, resolved_evaluation
 from whet.training.saved_config import ROWS, START, read_values, write_rows
 from whet.training.sections import EvalSection
+from whet.types import WhetError
 
 if TYPE_CHECKING:
     from whet.record.metrics.eval_summary import EvalSummary
@@ -168,4 +169,7 @@ def evaluation_config(model: str, data: str | None, settings: Mapping[str, Any] 
         if isinstance(own, Mapping) and own.get("system_prompt"):  # the model was trained behind it
             layer["data"]["system_prompt"] = own["system_prompt"]
         layer["eval"] = {"source": "" if parse_source(data).is_generated else data}
-    return resolved_evaluation(base, layer, dict(settings or {}))
+    changes = dict(settings or {})
+    if isinstance(asked := changes.get("data"), Mapping) and "limit" in asked:
+        raise WhetError("data.limit has no effect on an evaluation: it is for rows to train on; give eval.prompts")
+    return resolved_evaluation(base, layer, changes)

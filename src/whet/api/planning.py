@@ -20,12 +20,15 @@ def plan(
     *,
     model: str,
     gpus: str = "1x80GB",
-    prompt_tokens: int = UNKNOWN_PROMPT,
+    prompt_tokens: int | None = None,
     completion_tokens: int | None = None,
     reward_model: str = "",
     settings: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """Memory of every copy, seconds per step and what to change; `settings` are those of `whet.train`."""
+    """Memory of every copy, seconds per step and what to change; `settings` are those of `whet.train`.
+
+    Without `prompt_tokens`, prompts have 512, or what the model's context leaves beside a completion.
+    """
     room, work, _ = _asked(method, model, gpus, prompt_tokens, completion_tokens, settings)
     if reward_model:
         if not work.draws:
@@ -39,7 +42,7 @@ def simulation(
     *,
     model: str,
     gpus: str,
-    prompt_tokens: int = UNKNOWN_PROMPT,
+    prompt_tokens: int | None = None,
     completion_tokens: int | None = None,
     mean_length: float | None = None,
     reward_seconds: float = 0.0,
@@ -61,15 +64,26 @@ def _asked(
     method: str,
     model: str,
     gpus: str,
-    prompt_tokens: int,
+    prompt_tokens: int | None,
     completion_tokens: int | None,
     settings: Mapping[str, Any] | None,
 ) -> tuple[Devices, Workload, ScaleSection]:
+    """The devices, and the run on them; lengths that nobody gave are cut to what the model's context holds."""
     room, shape = devices(gpus), model_shape(model)
-    layer: dict[str, Any] = {} if completion_tokens is None else {"sampling": {"max_new_tokens": completion_tokens}}
     # the run of a large model, whatever it is called, unless the built-in one itself is meant
     name = model if is_small(model) else "planned/model"
-    config = resolved(method, {"model": {"name": name}}, settings or {}, layer, width=shape.hidden)
+    config = resolved(method, {"model": {"name": name}}, settings or {}, width=shape.hidden)
+    longest = config.sampling.max_new_tokens
+    if completion_tokens is None and not config.samples() and shape.context:  # rows are given, not sampled
+        completion_tokens = min(longest, shape.context // 2)
+    if completion_tokens is not None:
+        longest = completion_tokens
+        sampling = config.sampling.model_copy(update={"max_new_tokens": longest})
+        config = config.model_copy(update={"sampling": sampling})
+        config.check()
+    if prompt_tokens is None:
+        left = shape.context - longest
+        prompt_tokens = min(UNKNOWN_PROMPT, left) if left > 0 else UNKNOWN_PROMPT
     evals = config.eval.prompts
     work = workload(config, shape, prompt_tokens, on_cpu=room.is_cpu, memory=room.memory, eval_prompts=evals)
     return room, work, config.scale

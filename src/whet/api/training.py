@@ -599,6 +599,7 @@ def _summary(config: Config, assembly: Assembly, folder: Path, started: float, i
         "total_steps": config.steps,
         "hours": config.hours,
         "eval_size": assembly.eval_size,
+        "eval_questions": assembly.eval_questions,
         "started": started,
         "command": inputs.command or f"whet resume {shlex.quote(str(folder))}",
         "seed": config.seed,

@@ -46,7 +46,10 @@ def plan(
     gpus: Annotated[
         str, typer.Option("--gpus", help="Count and memory, 8x80GB; a card, 2xH100; or cpu:16GB.")
     ] = "1x80GB",
-    prompt: Annotated[int, typer.Option("--prompt", min=1, max=MOST_TOKENS, help="Tokens of a prompt.")] = 512,
+    prompt: Annotated[
+        int | None,
+        typer.Option("--prompt", min=1, max=MOST_TOKENS, help="Tokens of a prompt: 512, or what the context leaves."),
+    ] = None,
     completion: Annotated[
         int | None, typer.Option("--completion", min=1, max=MOST_TOKENS, help="Tokens of the longest completion.")
     ] = None,

@@ -34,7 +34,7 @@ class DataSection(Section):
     )
     count: int = Field(4096, ge=1, le=MOST_ROWS, description="questions a task generates for training")
     settings: Table = Field({}, description="settings of a gym dataset, and its level")
-    limit: int = Field(0, ge=0, le=10**12, description="use only the first rows of a file; 0: all")
+    limit: int = Field(0, ge=0, le=10**12, description="train on the first rows of a file only; 0: all")
     columns: dict[str, str] = Field({}, description="rename columns: your name = whet's name")
     as_chat: Annotated[bool | Literal["auto"], BeforeValidator(_chosen)] = Field(
         "auto",

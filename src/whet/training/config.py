@@ -144,6 +144,10 @@ class RunConfig(Section):
                 "has no effect: nothing is evaluated during training; give eval.every, eval.prompts and, for a file, "
                 "eval.source, or drop it"
             )
+        if not self.eval.prompts and self.eval.every not in (0, FEWEST_BETWEEN):  # those every run without has
+            idle[EVERY] = (
+                "has no effect with eval.prompts=0, which switches evaluation off; drop it, or give eval.every=0"
+            )
         if not self.scale.reward_workers:
             idle["scale.reward_memory"] = "has no effect without scale.reward_workers; give some, or drop it"
         if not self.scale.uses_ray:

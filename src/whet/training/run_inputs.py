@@ -14,21 +14,22 @@ from pathlib import Path
 from typing import Any
 
 from whet.record.run_folder import write_atomically
+from whet.record.sections import EVALUATION_FALLS
 from whet.settings.layers import flattened
 from whet.training.config import Config, config_values
 from whet.types import WhetError
 
 INPUTS = "inputs.json"
 REWARD = "reward"
-# settings that do not decide what is trained, only how long, how fast, and what is kept of it; what is done about an
-# evaluation that falls is said in the log
+# settings that do not decide what is trained, only how long, how fast, and what is kept of it
 FREE = (
-    "steps", "hours", "folder", "report", "eval.every", "eval.stop_after", "health.on_problem.evaluation_falls",
-    "batch.micro_batch_tokens",
+    "steps", "hours", "folder", "report", "eval.every", "eval.stop_after", "batch.micro_batch_tokens",
     "model.threads", "model.device", "model.recompute", "teacher.device", "teacher.timeout", "teacher.concurrency",
     "reward.ledger", "reward.timeout", "reward.on_error", "reward.most_failures",
     "scale.workers", "scale.engines", "scale.reward_workers", "scale.address", "scale.offload", "scale.timeout",
 )  # fmt: skip
+# only where it lowers the rate, before or now, does this decide what is trained; older runs have no such setting
+ON_FALL, LOWER_RATE = f"health.on_problem.{EVALUATION_FALLS}", "lower_rate"
 # settings that name what has a digest: where it lies does not matter
 PLACES = {
     "data.source": "data",
@@ -56,7 +57,9 @@ class RunInputs:
     def identity(self) -> str:
         """A digest of everything that decides what is trained; each checkpoint has it."""
         decisive = {
-            key: _without_places(value) for key, value in self.config.items() if not is_free(key) and key not in PLACES
+            key: _without_places(value)
+            for key, value in self.config.items()
+            if not is_free(key) and key not in (ON_FALL, *PLACES)
         }
         text = json.dumps([decisive, dict(self.digests)], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -97,7 +100,10 @@ def _config_changes(before: RunInputs, now: RunInputs, free: bool) -> list[str]:
         old, new = before.config.get(key), now.config.get(key)
         if old is None and not new:  # a setting that whet did not have yet, and that is off
             continue
-        if key not in ("folder", *PLACES) and is_free(key) == free and _without_places(old) != _without_places(new):
+        if key in ("folder", *PLACES) or _without_places(old) == _without_places(new):
+            continue
+        is_allowed = is_free(key) or (key == ON_FALL and (old is None or LOWER_RATE not in (old, new)))
+        if is_allowed == free:
             changed.append(f"{key} {_shown(old)} -> {_shown(new)}")
     return changed
 

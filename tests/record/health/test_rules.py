@@ -139,13 +139,20 @@ def test_a_policy_that_broke_is_sent_back_to_the_model_that_evaluated_best() -> 
     """`best/` is the best of what was trained: where the start was better, it may be as broken as the last."""
     steps = history(8, lambda step: 0.4 if step == 1 else 0.0, uniform_groups=1.0)
 
-    def said(*accuracies: float) -> str:
-        evals = [EvalRecord(3 * look, "eval", {"accuracy": value}, 1.0) for look, value in enumerate(accuracies)]
-        return next(found.remedy for found in findings(steps, evals=evals) if found.name == "no reward signal")
+    ruined = history(30, lambda step: 0.4 if step == 1 else 0.1)
 
-    assert "begin again from best/" in said(0.1, 0.2, 0.0)
+    def said(*accuracies: float) -> list[str]:
+        evals = [EvalRecord(3 * look, "eval", {"accuracy": value}, 1.0) for look, value in enumerate(accuracies)]
+        return [
+            found.remedy.partition("begin again from ")[2]
+            for name, run in (("no reward signal", steps), ("falling reward", ruined))
+            for found in findings(run, evals=evals)
+            if found.name == name
+        ]
+
+    assert said(0.1, 0.2, 0.0) == ["best/"] * 2
     for evals in ((0.2, 0.0, 0.0), (0.0, 0.0), ()):
-        assert "begin again from the model it began with" in said(*evals)
+        assert said(*evals) == ["the model it began with"] * 2
 
 
 def test_steps_that_nothing_scored_are_not_blamed_on_the_data() -> None:
@@ -220,6 +227,18 @@ def test_kl_runaway() -> None:
     assert "KL runaway" in names(history(15, kl=lambda step: 0.05 if step < 12 else 3.0))
     assert "KL runaway" not in names(history(15, kl=lambda step: 0.01 * step))
     assert "KL runaway" in names(history(15, rising, kl=50.0))
+
+
+def test_kl_that_no_reward_pays_for_is_the_learning_rate_s_fault() -> None:
+    settings = {"optimizer.learning_rate": 0.003, "objective.kl.beta": 0.02}
+
+    def advised(reward: object) -> list[str]:
+        found = findings(history(15, reward, kl=50.0), settings=settings)
+        return [name for finding in found if finding.name == "KL runaway" for name, _ in finding.settings]
+
+    tie, slower = "objective.kl.beta", "optimizer.learning_rate"
+    assert advised(rising) == [tie, slower]
+    assert advised(0.4) == advised(lambda step: 0.4 if step == 1 else 0.0) == [slower, tie]
 
 
 def test_gradient_spike_is_found_at_its_step_only_and_zero_norms_are_not_typical() -> None:
@@ -379,6 +398,9 @@ def test_findings_of_an_old_run_without_names_are_kept_apart_from_their_numbers(
     assert (span.first, span.last, span.num_steps) == (1, 2, 2) and "0.2 to 0.1" in span.finding.sentence
 
 
+LEAPS = ((2, 4.0), (6, 4.0), (2, 2.5))  # the step from which the loss is no longer 1, and what it is then
+
+
 def test_a_loss_that_rises_and_a_model_that_guesses_are_named_for_their_kinds() -> None:
     def steps(**metrics: object) -> list[StepReport]:
         values = {name: value if callable(value) else (lambda _, v=value: v) for name, value in metrics.items()}
@@ -388,6 +410,9 @@ def test_a_loss_that_rises_and_a_model_that_guesses_are_named_for_their_kinds() 
 
     assert names(steps(loss=lambda n: 0.1 * n)) == {"loss rises"}
     assert names(steps(loss=lambda n: 3 - 0.1 * n)) == set()
+    broken, late, harder = (steps(loss=lambda n, at=at, to=to: 1.0 if n < at else to) for at, to in LEAPS)
+    assert [names(broken[:length]) for length in (7, 8, 12)] == [set(), {"loss rises"}, {"loss rises"}]
+    assert names(late[:9]) == names(harder[:9]) == set()
     assert names(steps(loss=0.7, score=0.0, accuracy=0.5)) == {"guessing"}
     assert names(steps(loss=0.7, score=0.0, accuracy=0.8)) == set()
 

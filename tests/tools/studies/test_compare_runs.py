@@ -9,7 +9,7 @@ import pytest
 
 import whet
 from whet.pages.compare import cells, comparison_from, comparison_values, notes, rows, standings, table_text, verdict
-from whet.record.log import RunRecorder, replace_summary
+from whet.record.log import RunRecorder, read_summary, replace_summary
 from whet.tools.studies.comparison import compare_runs, write_comparison
 from whet.training.config import resolved
 from whet.training.saved_config import write_config
@@ -58,6 +58,20 @@ def test_single_runs_that_say_what_each_prompt_scored_are_compared_prompt_by_pro
     assert "prompt by prompt" in notes(comparison)[0]
     again = comparison_from(json.loads(json.dumps(comparison_values(comparison))))
     assert standings(again)["worse"].p == pytest.approx(2 / 2**5)
+
+
+@pytest.mark.parametrize(("questions", "p"), [(("a", "a"), 2 / 2**5), (("a", "b"), 0.19), ((None, "b"), 0.19)])
+def test_scores_are_paired_only_where_the_same_questions_of_a_file_were_asked(run, questions, p):
+    """Runs of another version asked the first rows of the file, and say nothing of what they asked."""
+    files = {"data": {"source": "train.jsonl"}, "eval": {"source": "eval.jsonl"}}
+    folders = [run("worse", accuracy=0.25, size=20, **files), run("better", accuracy=0.5, size=20, steps=7, **files)]
+    for folder, asked, right in zip(folders, questions, (range(5), range(10)), strict=True):
+        scores = [float(prompt in right) for prompt in range(20)]
+        RunRecorder(folder).evaluated(7, "eval", {"accuracy": sum(scores) / 20}, 0.1, 20, {"accuracy": scores})
+        replace_summary(folder, {**read_summary(folder), **({"eval_questions": asked} if asked else {})})
+    comparison = compare_runs(folders)
+    assert standings(comparison)["worse"].p == pytest.approx(p, abs=0.005)
+    assert any("not prompt by prompt" in note for note in notes(comparison)) == (p > 0.1)
 
 
 def test_results_of_evaluate_are_compared_prompt_by_prompt(tmp_path):

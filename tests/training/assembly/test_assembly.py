@@ -4,12 +4,16 @@ import json
 
 import pytest
 
+from whet.api.evaluation import evaluation_config
 from whet.reward.mathematics.verifier import POOL
 from whet.reward.sections import RewardPartSection, RewardSection
 from whet.threads import num_cores
 from whet.training.assembly.assembly import assemble, describe
-from whet.training.assembly.fingerprints import reward_file_digests
+from whet.training.assembly.fingerprints import questions_digest, reward_file_digests
+from whet.training.assembly.prompts import load_prompts
+from whet.training.assembly.sft import load_demonstrations
 from whet.training.config import resolved
+from whet.types import WhetError
 
 
 def test_what_each_way_of_training_needs():
@@ -100,3 +104,19 @@ def test_an_evaluation_asks_as_many_rows_as_it_was_told_evenly_spread(method, tm
     if method != "grpo":
         assert measured[0] != measured[1]  # other rows
     assert [assembly.eval_size for assembly in (some, whole, none)] == ([0, 0, 0] if method == "sft" else [4, 12, 0])
+
+
+def test_a_limit_cuts_what_is_trained_on_and_no_eval_file(tmp_path):
+    source, asked = tmp_path / "rows.jsonl", tmp_path / "eval.jsonl"
+    for path, count in ((source, 5), (asked, 7)):
+        rows = [{"prompt": f"{number}?", "completion": f"{number}", "answer": f"{number}"} for number in range(count)]
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    layers = {"data": {"source": str(source), "limit": 3}, "eval": {"source": str(asked)}}
+    policy = resolved("grpo", layers, {"reward": {"parts": [{"reward": "exact_answer"}]}})
+    assert [len(load_prompts(policy, evaluation)) for evaluation in (False, True)] == [3, 7]
+    questions = load_prompts(policy, evaluation=True)
+    others = (questions[:6], questions[::-1], load_prompts(policy, evaluation=False), [])
+    assert len({questions_digest(asked) for asked in (questions, list(questions), *others)}) == 5
+    assert [len(rows) for rows in load_demonstrations(resolved("sft", layers))] == [3, 7]
+    with pytest.raises(WhetError, match=r"data\.limit has no effect on an evaluation: .*; give eval\.prompts"):
+        evaluation_config("whetstone", str(asked), {"data": {"limit": 3}})

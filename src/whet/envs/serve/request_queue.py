@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 from whet.data.call_formats import chosen_format
@@ -339,6 +339,7 @@ class RequestQueue:
         job.sampling = self._sampling_of(request, record, bool(job.grammar))
         if request.top_logprobs and self._scorer is None:
             raise BadCall("top_logprobs is served by `whet serve` alone; give 0", param="top_logprobs")
+        self._refuse_endless(record, request)
         call = self._prompted(record, request)
         call.is_constrained = bool(job.grammar)
         call.role = request.role or ("" if call.parent is None else call.parent.role)
@@ -353,6 +354,27 @@ class RequestQueue:
             )
         job.prompted = call
         job.budget = min(room, self._sampling.max_new_tokens, request.wishes.max_tokens or room)
+
+    def _refuse_endless(self, record: CallRecord, request: CallRequest) -> None:
+        """Refuse texts that no tokens could fit into the context, before the seconds that tokenizing them takes.
+
+        Everybody else's completions wait for those. What the policy said is not counted: a template may shorten it.
+        """
+        heard = (str(message["content"]) for message in request.messages if message["role"] != "assistant")
+        length = len(request.text or "") + sum(map(len, heard))
+        if self.context and length > self.context and length > self.context * self._longest_token:
+            record.ended_by = record.ended_by or StopReason.TOKENS
+            raise BadCall(
+                f"the maximum context length is {self.context} tokens, and no {self.context} tokens hold the "
+                f"{length:,} characters of the texts",
+                code="context_length_exceeded",
+                param="messages" if request.messages else "prompt",
+            )
+
+    @cached_property
+    def _longest_token(self) -> int:
+        """The most characters that a token stands for, as the vocabulary spells it: with one sign or more for each."""
+        return max(map(len, self._tokenizer.get_vocab()))
 
     def _ask(self, opened: _OpenSession, job: Job, call: ModelCall, choice: int) -> None:
         record, wished = job.record, job.request.wishes.seed

@@ -148,6 +148,10 @@ def parse_chat(body: Mapping[str, Any]) -> CallRequest:
         raise BadCall("messages is missing or empty; expected a list of messages", param="messages")
     if body.get("functions") or body.get("function_call"):
         raise BadCall("functions and function_call are the old form of tools; give tools", param="functions")
+    if body.get("modalities") not in (None, [], ["text"]):
+        raise BadCall("modalities other than text are not served; leave them away", param="modalities")
+    if body.get("prediction"):
+        raise BadCall("prediction is not served; leave it away", param="prediction")
     tools = _tools(body)
     choice = body.get("tool_choice") or "auto"
     called = _called(choice, tools)
@@ -288,6 +292,7 @@ def parse_completion(body: Mapping[str, Any]) -> CallRequest:
         token_ids=_flag(body, "return_token_ids"),
         stream=stream,
         stream_usage=stream and _flag(_table(body, "stream_options"), "include_usage"),
+        form=_form(body),
         top_logprobs=top if top > 1 else 0,
     )
 

@@ -13,6 +13,7 @@ from whet.record.health.health_rule import ALL_KINDS, health_rule
 from whet.record.health.history import DATA, FLAT_STEPS, OVERLAP, RECENT, TREND_STEPS, History, score
 from whet.record.metrics.intervals import share_interval
 from whet.record.text import number, percent
+from whet.types import StepReport
 
 VOTING_STEPS = 60
 FEWEST_AGREED = 15  # groups whose completions agree on an answer
@@ -68,7 +69,8 @@ def _few_prompts(history: History) -> HealthFinding | None:
     f"more than {MOST_REFUSED:.0%} of the groups that agree on an answer are refused, beyond noise and to the last, "
     "though they are right more often than the other groups",
     "few groups agree; or it is the policy that errs where it is sure: such groups are right no more often than the "
-    "others, are refused more than before, or fewer completions are right than at first (a note)",
+    f"others, are refused more than before or than the run's first {FEWEST_AGREED}, or fewer completions are right "
+    "than at first (a note)",
     ("metrics.refused_majorities",),
     earliest=FLAT_STEPS,
     depth=1,
@@ -76,8 +78,7 @@ def _few_prompts(history: History) -> HealthFinding | None:
 def _refused(history: History) -> HealthFinding | None:
     """Groups that agree on an answer are mostly right: a model that is sure and refused says that the gold is not."""
     steps = history.steps[-VOTING_STEPS:]
-    agreed = [step.metrics.get("agreed_groups", 0.0) * step.counts.get("prompts", 0) for step in steps]
-    refused = [step.metrics.get("refused_majorities", 0.0) * num for step, num in zip(steps, agreed, strict=True)]
+    agreed, refused = _votes(steps)
     num_agreed, num_refused = sum(agreed), sum(refused)
     if len(history.steps) < FLAT_STEPS or num_agreed < FEWEST_AGREED:
         return None
@@ -98,6 +99,22 @@ def _refused(history: History) -> HealthFinding | None:
     )
 
 
+def _votes(steps: Sequence[StepReport]) -> tuple[list[float], list[float]]:
+    """How many groups of each step agree on an answer, and how many of those are refused."""
+    agreed = [step.metrics.get("agreed_groups", 0.0) * step.counts.get("prompts", 0) for step in steps]
+    return agreed, [step.metrics.get("refused_majorities", 0.0) * num for step, num in zip(steps, agreed, strict=True)]
+
+
+def _first(agreed: Sequence[float], count: float) -> int:
+    """The number of steps from the first that have so many groups that agree."""
+    return bisect_left(list(accumulate(agreed)), count) + 1
+
+
+def _share(agreed: Sequence[float], refused: Sequence[float]) -> tuple[float, float]:
+    """The interval of the share that is refused."""
+    return share_interval(sum(refused) / sum(agreed), sum(agreed)) if sum(agreed) else (0.0, 1.0)
+
+
 def _is_policy_wrong(history: History, agreed: Sequence[float], refused: Sequence[float]) -> bool:
     """Whether groups that agree and are refused may be wrong indeed, by their number in each of the last steps.
 
@@ -111,13 +128,14 @@ def _is_policy_wrong(history: History, agreed: Sequence[float], refused: Sequenc
     num_others = num_prompts - num_agreed
     if num_others < 1 or share_interval(num_right / num_agreed, num_agreed)[0] <= (num_earned - num_right) / num_others:
         return True
-    half = bisect_left(list(accumulate(agreed)), num_agreed / 2) + 1
-    before, now = (
-        share_interval(sum(refused[part]) / num, num) if (num := sum(agreed[part])) else (0.0, 1.0)
-        for part in (slice(half), slice(half, None))
-    )
-    if now[0] > before[1]:
-        return True
+    half, ever = _first(agreed, num_agreed / 2), _votes(history.steps)
+    begun = _first(ever[0], FEWEST_AGREED)
+    for before, now in (
+        ((agreed[:half], refused[:half]), (agreed[half:], refused[half:])),
+        ((ever[0][:begun], ever[1][:begun]), (agreed, refused)),
+    ):
+        if _share(*now)[0] > _share(*before)[1]:
+            return True
     at_first, count = score(history.steps[0]) or 0.0, history.steps[0].counts.get("prompts", 0)
     return count > 0 and 0 <= at_first <= 1 and share_interval(at_first, count)[0] > num_earned / num_prompts
 

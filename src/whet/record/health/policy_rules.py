@@ -119,13 +119,14 @@ def _kl(history: History) -> HealthFinding | None:
     earlier = median(values[-13:-3]) if len(values) >= 13 else math.inf
     if not (now > 10 or (now > 1 and now > 4 * earlier and not history.doing_well)):
         return None
-    return problem(
-        f"KL from the reference reached {number(now)} per token",
-        "the policy is leaving the language it started from, often to please a flaw in the reward",
-        history.tie(),
-        history.lower("optimizer.learning_rate"),
-        "read the best samples for reward hacking",
-    )
+    evidence = f"KL from the reference reached {number(now)} per token"
+    slower, read = history.lower("optimizer.learning_rate"), "read the best samples for reward hacking"
+    paid = finite(step.reward.get("total") for step in history.steps)
+    if fmean(paid[-RECENT:] or [0.0]) <= fmean(paid[:3] or [0.0]):  # no reward draws it there
+        cause = "the updates are too large: the policy is leaving the language it started from and is paid no more"
+        return problem(evidence, cause, slower, history.tie(), read)
+    cause = "the policy is leaving the language it started from, often to please a flaw in the reward"
+    return problem(evidence, cause, history.tie(), slower, read)
 
 
 def _clips_tokens(history: History) -> bool:

@@ -181,7 +181,7 @@ def _broken(history: History) -> HealthFinding | None:
         f"The reward fell from {number(first)} in the first step to {number(fmean(recent))} in the last {len(recent)}",
         "the first updates broke the policy, unless the later data is harder",
         history.lower("optimizer.learning_rate"),
-        "begin again from the model it began with",
+        f"begin again from {history.best_model}",
     )
 
 

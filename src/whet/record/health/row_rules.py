@@ -19,6 +19,7 @@ SURE = 2.33  # standard errors of a one-sided bound of 99%
 FEWEST_EVALS = 4
 ENDS = 3  # steps whose mean is a loss
 ABOVE = 1.5  # times the loss of the first steps
+SOARED = 3  # times the loss of the first step: in a short run, what no batch's own rows explain
 WORSE = 0.1  # of a loss
 HARDLY = 0.5  # standard errors of a rise that is none
 RISES = 3.6  # standard errors: one in a thousand looks at pure noise
@@ -30,11 +31,12 @@ LEARNED, OPPOSITE = 0.7, 0.4  # of the pairs: ordered right in training, and at 
 
 @health_rule(
     "loss rises",
-    f"the loss rises by a tenth over {FLAT_STEPS} steps, beyond noise, or is half as much again as at first",
+    f"the loss rises by a tenth over {FLAT_STEPS} steps, beyond noise, or is half as much again as at first; before "
+    f"step {2 * RECENT + LASTING}, only where it is {SOARED} times that of the first step",
     "it goes up and down around a level",
     ("metrics.loss",),
     kinds=(SFT, REWARD_MODEL),
-    earliest=2 * RECENT + LASTING,
+    earliest=ENDS + 1 + LASTING,
     lasting=LASTING,
     depth=3,
 )
@@ -42,7 +44,9 @@ def _loss_rises(history: History) -> HealthFinding | None:
     """A loss on rows that are seen again should fall."""
     first = finite(step.metrics.get("loss") for step in history.steps[:ENDS])
     losses = history.metric("loss", FLAT_STEPS)
-    if len(history.steps) < 2 * RECENT or not first or not losses:
+    if len(history.steps) <= ENDS or not first or not losses:
+        return None
+    if len(history.steps) < 2 * RECENT and min(losses[-ENDS:]) <= SOARED * abs(first[0]) + 0.05:
         return None
     began, start, now = min(first), fmean(losses[:RECENT]), fmean(losses[-RECENT:])
     is_more = now - start > WORSE * max(abs(start), 0.05)

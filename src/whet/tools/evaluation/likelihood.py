@@ -44,7 +44,6 @@ def check_choices(config: EvaluationConfig, plan: EvalPlan) -> None:
         "--shots-from": bool(plan.style.shots_from),
         "data.as_chat": config.data.as_chat is True,
         "data.columns": bool(config.data.columns),
-        "data.limit": bool(config.data.limit),
         "--env": not config.env.is_single,
     }
     names = [name for name, is_given in unused.items() if is_given]

@@ -144,7 +144,7 @@ class Workload:
         if context and longest > context:
             raise WhetError(
                 f"{self.prompt_tokens} prompt tokens and {self.completion_tokens} of a completion exceed the context "
-                f"of {context} that {self.shape.name} has; give fewer"
+                f"of {context} that {self.shape.name} has; give fewer (--prompt, --completion)"
             )
 
     @property

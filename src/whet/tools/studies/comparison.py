@@ -212,7 +212,7 @@ def held_equal(entries: Sequence[PlannedRun]) -> tuple[dict[str, str], dict[str,
     is_task = data.parsed_source.is_task
     about = f" difficulty {', '.join(map(str, data.difficulty))}, {data.count} prompts" if is_task else ""
     asked = first.eval.prompts
-    held_out = f"{asked} prompts" if is_task else f"the first {asked} prompts of {first.eval.source}"
+    held_out = f"{asked} prompts" if is_task else f"{asked} prompts, evenly spread over {first.eval.source}"
     is_examined = asked and (is_task or first.eval.source)
     updates = "1 update" if batch.updates_per_step == 1 else f"{batch.updates_per_step} updates"
     seeds = ", ".join(str(entry.seed) for entry in entries if entry.method == entries[0].method)
@@ -291,6 +291,13 @@ def compare_runs(folders: Sequence[str | Path], command: str = "") -> MethodComp
     results = [
         result_of(places[at], labels[at], configs[at].seed, str(places[at].resolve())) for at in range(len(places))
     ]
+    remarks = []
+    if any(result.scores for result in results) and not _asked_the_same(places, configs):
+        results = [replace(result, scores={}) for result in results]
+        remarks = [
+            f"The records do not say that each run asked the same questions of {configs[0].eval.source}: they are "
+            "compared as shares, not prompt by prompt."
+        ]
     values = {label: settings[labels.index(label)] for label in dict.fromkeys(labels)}
     return MethodComparison(
         methods=tuple(dict.fromkeys(labels)),
@@ -304,11 +311,19 @@ def compare_runs(folders: Sequence[str | Path], command: str = "") -> MethodComp
             for path in differing
             if path != "method"
         },
-        remarks=(),
+        remarks=tuple(remarks),
         command=command,
         planned={label: labels.count(label) for label in labels},
         incomparable=_incomparable(settings, differing, results),
     )
+
+
+def _asked_the_same(places: Sequence[Path], configs: Sequence[Config]) -> bool:
+    """Whether the n-th score of each run is of the same question: of a file, another version of whet asked others."""
+    if all(config.data.parsed_source.is_generated for config in configs):
+        return True
+    asked = {str(read_summary(run_path).get("eval_questions") or "") for run_path in places}
+    return len(asked) == 1 and "" not in asked
 
 
 SHOWN_EQUAL = ("method", "model.name", "data.source", "eval.source", "steps")

@@ -13,6 +13,7 @@ from whet.record.metrics.timer import PhaseTimer
 from whet.reward.combine import RewardPart
 from whet.reward.score import Failures, skips_none
 from whet.reward.steps import steps_of
+from whet.training.assembly.fingerprints import questions_digest
 from whet.training.assembly.forms import form_facts
 from whet.training.assembly.health import health_settings
 from whet.training.assembly.prompts import load_prompts
@@ -116,6 +117,7 @@ class Assembly:
     prompts: Sequence[Prompt] = ()  # to draw completions to, in training or else in evaluation
     also_saved: Mapping[str, Stateful] = field(default_factory=dict)  # with each checkpoint, besides the trainer
     eval_size: int = 0  # prompts behind the eval metrics, or rows where no prompts are answered
+    eval_questions: str = ""  # a digest of those prompts, in their order
     close: Callable[[], None] = lambda: None  # ends what the run started elsewhere
     elsewhere: Callable[[], list[dict[str, Any]]] = list  # what each process of the run did so far
     seconds: Mapping[str, float] = field(default_factory=dict)  # of data, model and what is built on them
@@ -181,6 +183,7 @@ def assemble(config: Config, rewards: Sequence[RewardPart] | None = None, ranks:
         prompts=prompts or eval_prompts,
         also_saved=also_saved,
         eval_size=(len(evaluator.prompts) if evaluator else 0) or eval_rows,
+        eval_questions=questions_digest(evaluator.prompts if evaluator else ()),
         close=close,
         elsewhere=lambda: process_rows(runtime.engine, workers),
         seconds=timer.seconds,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,8 @@ from whet.model.load import local_folder
 from whet.model.run_models import ABOUT, MANIFEST
 from whet.reward.sections import RewardSection
 from whet.reward.version import file_digest, files_digest
-from whet.types import WhetError
+from whet.training.assembly.rows import prompt_words
+from whet.types import Prompt, WhetError
 
 MODEL_FILES = (".safetensors", ".bin", ".json", ".model", ".txt", ".jinja")
 
@@ -29,6 +32,12 @@ def input_digests(config: Any) -> dict[str, str]:
     if reference := config.model.reference_model:
         digests["reference"] = model_digest(reference)
     return {**digests, "eval data": data_digest(config.eval.source)} if config.eval.source else digests
+
+
+def questions_digest(prompts: Sequence[Prompt]) -> str:
+    """Equal where the same questions were asked in the same order, whatever file they come from; empty for none."""
+    asked = [[*prompt_words(prompt), str(prompt.answer)] for prompt in prompts]
+    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16] if asked else ""
 
 
 def data_digest(source: str) -> str:

@@ -30,7 +30,8 @@ def _read_prompts(config: Config | EvaluationConfig, evaluation: bool) -> list[P
     source = config.eval.source if evaluation else data.source
     if not source:
         return []
-    return read_usable(data, source, lambda _: prompts_from, data.limit, prompt_form(config, source))
+    limit = 0 if evaluation else data.limit
+    return read_usable(data, source, lambda _: prompts_from, limit, prompt_form(config, source))
 
 
 def require_column(prompts: Sequence[Prompt], by: str, source: str) -> None:

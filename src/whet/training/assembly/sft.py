@@ -6,16 +6,20 @@ from collections.abc import Sequence
 from functools import partial
 
 from whet.data.chat import check_context, tokens_of_demonstrations
+from whet.data.foreign_rows import demonstration_rows, holds_pair
 from whet.data.prompts import demonstrations_from
+from whet.data.rows import Row
 from whet.data.tasks import Task, demonstrations
 from whet.data.usable import count_words, evenly
 from whet.model.load import LoadedModel
 from whet.training.assembly.forms import prompt_form
 from whet.training.assembly.prompts import data_summary
 from whet.training.assembly.rows import (
+    Read,
     column_facts,
     encodable,
     left_out_phrases,
+    method_for,
     overlap_facts,
     read_usable,
     row_training,
@@ -25,7 +29,7 @@ from whet.training.config import SFTConfig
 from whet.training.distributed.shard import sharded
 from whet.training.evaluator import Evaluator
 from whet.training.sft_trainer import SFTTrainer
-from whet.types import Demonstration, Encoded, Prompt
+from whet.types import Demonstration, Encoded, Prompt, WhetError
 
 
 def load_demonstrations(config: SFTConfig) -> tuple[list[Demonstration], list[Demonstration]]:
@@ -35,7 +39,7 @@ def load_demonstrations(config: SFTConfig) -> tuple[list[Demonstration], list[De
     if not data.parsed_source.is_task:
 
         def read(source: str, limit: int = 0) -> list[Demonstration]:
-            return read_usable(data, source, lambda _: demonstrations_from, limit, prompt_form(config, source))
+            return read_usable(data, source, _reader_for, limit, prompt_form(config, source))
 
         held_out = read(config.eval.source) if config.eval.source else []
         return read(data.source, data.limit), evenly(held_out, config.eval.prompts)
@@ -44,6 +48,19 @@ def load_demonstrations(config: SFTConfig) -> tuple[list[Demonstration], list[De
         return demonstrations(task, count, config.seed, difficulty, data.share_worked)
 
     return data.parsed_source.from_tasks(draw, data.count, data.difficulty), []
+
+
+def _reader_for(row: Row) -> Read:
+    """The reader for rows like this one: nobody said which of two completions is to be learned."""
+    known = next(demonstration_rows(row)).values
+    if not holds_pair(row) or any(known.get(name) for name in ("completion", "messages", "text")):
+        return demonstrations_from
+    column = "messages" if isinstance(row.values.get("chosen"), list) and not known.get("prompt") else "completion"
+    chosen = f", or learn the chosen ones with data.columns.chosen={column}" if "chosen" in row.values else ""
+    raise WhetError(
+        f"{row.where}: the row is a pair of completions; sft learns from single ones; train a method that compares two "
+        f"(dpo, ipo, simpo, orpo, ...: `whet algorithms`) or {method_for('rankings')}{chosen}"
+    )
 
 
 def describe_sft() -> tuple[str, list[str]]:

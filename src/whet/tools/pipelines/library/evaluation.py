@@ -138,8 +138,7 @@ def eval_input(entry: StageEntry, composition: Composition) -> StageInput:
 
 def eval_config(settings: PipelineSettings, model: str) -> EvaluationConfig:
     """How a model is measured."""
-    data = settings.data.model_dump()
-    return sampling_config(settings, model, {**data, "limit": 0} if settings.eval.source else data)
+    return sampling_config(settings, model)
 
 
 def eval_prompts(settings: PipelineSettings, config: EvaluationConfig) -> list[Prompt]:
