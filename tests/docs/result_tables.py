@@ -34,9 +34,11 @@ finished
 |---|---|---|---|
 | {data_tools/tools/*} | {data_tools/tools/*/cpu_seconds:.1f} | {data_tools/tools/*/seconds:.1f} | {data_tools/tools/*/memory_mb:.0f} |""",
     "other_defaults": """\
-| method, group | value | at the start | with today's | at its best | fine | losing |
-|---|---|---|---|---|---|---|
-| {other_defaults/rows/*} | `{other_defaults/rows/*/key}` | {other_defaults/rows/*/start:.1%} | {other_defaults/rows/*/at_today:.1%} ({other_defaults/rows/*/today}) | {other_defaults/rows/*/at_best:.1%} ({other_defaults/rows/*/best}) | {other_defaults/rows/*/fine} | {other_defaults/rows/*/losing} |""",
+| method, group | seeds | value | at the start | with today's | at its best | fine | losing |
+|---|---|---|---|---|---|---|---|
+| {teacher_defaults/rows/*} | {teacher_defaults/seeds} | `{teacher_defaults/rows/*/key}` | {teacher_defaults/rows/*/start:.1%} | {teacher_defaults/rows/*/at_today:.1%} ({teacher_defaults/rows/*/today}) | {teacher_defaults/rows/*/at_best:.1%} ({teacher_defaults/rows/*/best}) | {teacher_defaults/rows/*/fine} | {teacher_defaults/rows/*/losing} |
+| {other_defaults/rows/*} | {other_defaults/seeds} | `{other_defaults/rows/*/key}` | {other_defaults/rows/*/start:.1%} | {other_defaults/rows/*/at_today:.1%} ({other_defaults/rows/*/today}) | {other_defaults/rows/*/at_best:.1%} ({other_defaults/rows/*/best}) | {other_defaults/rows/*/fine} | {other_defaults/rows/*/losing} |
+| {adapter_defaults/rows/*} | {adapter_defaults/seeds} | `{adapter_defaults/rows/*/key}` | {adapter_defaults/rows/*/start:.1%} | {adapter_defaults/rows/*/at_today:.1%} ({adapter_defaults/rows/*/today}) | {adapter_defaults/rows/*/at_best:.1%} ({adapter_defaults/rows/*/best}) | {adapter_defaults/rows/*/fine} | {adapter_defaults/rows/*/losing} |""",
     "falls": """\
 | what is done about a fall | runs | best | last | steps |
 |---|---|---|---|---|
@@ -162,4 +164,8 @@ finished
 }
 
 # two sweeps by one script
-RESULT_TABLES["policy_defaults"] = RESULT_TABLES["other_defaults"].replace("other_defaults", "policy_defaults")
+RESULT_TABLES["policy_defaults"] = "\n".join(
+    line.replace("other_defaults", "policy_defaults")
+    for line in RESULT_TABLES["other_defaults"].splitlines()
+    if "teacher_defaults" not in line and "adapter_defaults" not in line
+)
