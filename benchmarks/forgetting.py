@@ -20,7 +20,7 @@ from results_file import add_results_flag, write_results
 import whet
 from whet.record.metrics.intervals import mcnemar_p
 
-BENCHMARKS = ("arc_easy", "arc_challenge", "hellaswag", "boolq", "piqa")
+BENCHMARKS = ("mmlu", "arc_easy", "arc_challenge", "hellaswag", "boolq", "piqa")
 QUESTIONS = 1000
 
 
