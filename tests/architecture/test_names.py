@@ -7,6 +7,7 @@ import io
 import re
 import tokenize
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,17 @@ def named_methods(package: Path, methods: set[tuple[str, ...]], pieces: set[str]
     starts: dict[str, list[tuple[str, ...]]] = {}
     for method in methods:
         starts.setdefault(method[0], []).append(method)
+
+    @cache  # a name is used many times
+    def named_in(text: str) -> set[tuple[str, ...]]:
+        words = [word for token in re.findall(r"\w+", text) if token not in pieces for word in name_words(token)]
+        return {
+            method
+            for at, word in enumerate(words)
+            for method in starts.get(word, ())
+            if tuple(words[at : at + len(method)]) == method
+        }
+
     for module in package_modules(package):
         inside = module.path.relative_to(package).as_posix()
         if inside.startswith(NAMED_HERE):
@@ -103,15 +115,9 @@ def named_methods(package: Path, methods: set[tuple[str, ...]], pieces: set[str]
         texts += [(node.lineno, node.value) for node in words_of(module).strings if _position(node) not in told]
         texts += [(line, text) for line, text, _ in comments(module.text)]
         for line, text in [(1, module.path.stem), *texts]:
-            words = [word for token in re.findall(r"\w+", text) if token not in pieces for word in name_words(token)]
-            named = {
-                method
-                for at, word in enumerate(words)
-                for method in starts.get(word, ())
-                if tuple(words[at : at + len(method)]) == method
-            }
             complaints += [
-                f"{module.at(line)} names the method {'_'.join(method)!r} in {text.strip()[:60]!r}" for method in named
+                f"{module.at(line)} names the method {'_'.join(method)!r} in {text.strip()[:60]!r}"
+                for method in named_in(text)
             ]
     return complaints
 

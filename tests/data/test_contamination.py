@@ -140,8 +140,9 @@ def covered(one: list[str], other: list[str], rule: OverlapRule) -> int:
         return 2 * sum(map(is_symbol, run)) <= rule.run
 
     found = set()
-    for at, place in product(range(len(one) - rule.run + 1), range(len(other) - rule.run + 1)):
-        if one[at : at + rule.run] == other[place : place + rule.run] and wordy(one[at : at + rule.run]):
+    runs = [other[place : place + rule.run] for place in range(len(other) - rule.run + 1)]
+    for at in range(len(one) - rule.run + 1):
+        if (run := one[at : at + rule.run]) in runs and wordy(run):
             found |= set(range(at, at + rule.run))
     return len(found)
 

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import chain
 from typing import Any
 
 from whet.record.log import EvalRecord
@@ -31,6 +32,7 @@ NEW_BEST_LEVEL = 0.05  # one-sided: a look that is wrongly a new best only lets 
 WRONG_RUNS = 0.02
 # one-sided, of each of two evaluations in a row, over the number that the best is of: slow falls are seen sooner
 TWICE_BELOW = 0.005
+VERDICTS = frozenset((0, 1))
 
 
 @dataclass(frozen=True)
@@ -76,8 +78,8 @@ class Measurement:
             if not (_is_share(self.metric) and self.size and self.size == other.size):
                 return None
             return more_right_p(round(self.value * self.size), round(other.value * self.size), self.size)
-        if all(score in (0, 1) for pair in pairs for score in pair):
-            p: float | None = _changed_p(sum(a > b for b, a in pairs), sum(a < b for b, a in pairs))
+        if VERDICTS.issuperset(chain.from_iterable(pairs)):
+            p: float | None = _changed_p(pairs.count((0, 1)), pairs.count((1, 0)))
         else:
             p = paired_t([after - before for before, after in pairs])[0]
         if p is None:
@@ -89,7 +91,13 @@ class Measurement:
         if len(self.scores) != len(other.scores):
             return []
         both = zip(other.scores, self.scores, strict=True)
+        if self._are_all_scored and other._are_all_scored:
+            return [*both]
         return [(before, after) for before, after in both if math.isfinite(before) and math.isfinite(after)]
+
+    @cached_property
+    def _are_all_scored(self) -> bool:
+        return all(map(math.isfinite, self.scores))
 
     def values(self) -> dict[str, Any]:
         """The point as JSON."""

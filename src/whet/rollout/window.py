@@ -74,7 +74,8 @@ class GroupWindow:
         for index, entry in enumerate(self._queue):
             if entry.finished:
                 del self._queue[index]
-                self._queue[:index] = [replace(older, passed=older.passed + 1) for older in self._queue[:index]]
+                passed = self._queue[:index]  # made anew and not by `replace`: a simulation passes hundreds of thousands
+                self._queue[:index] = [InFlight(older.number, older.finished, older.passed + 1) for older in passed]
                 self._num_taken += 1
                 return entry
             if entry.passed >= self.passes:

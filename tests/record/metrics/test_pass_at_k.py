@@ -19,6 +19,7 @@ from whet.record.metrics.intervals import (
     share_estimate,
     share_interval,
     t_quantile,
+    two_sided_p,
 )
 from whet.record.metrics.pass_at_k import accuracy_estimate, pass_at_k, pass_curve, vote_curve
 from whet.record.metrics.reward_model import calibration_of, token_confidence, vote_confidence
@@ -86,6 +87,8 @@ def test_quantiles_of_student():
     for freedom, wanted in ((1, 12.706205), (2, 4.302653), (10, 2.228139), (1000, 1.962339)):
         assert t_quantile(0.975, freedom) == pytest.approx(wanted, abs=1e-5)
     assert t_quantile(0.95, 5) == pytest.approx(2.015048, abs=1e-5)
+    for beyond, freedom in product((0.4, 0.01, 1e-6, 1e-8), (0.5, 1, 3, 38, 100_000)):
+        assert two_sided_p(t_quantile(1 - beyond, freedom), freedom) / 2 == pytest.approx(beyond, rel=1e-8)
 
 
 def test_pass_at_k_is_the_mean_over_all_choices_and_the_plug_in_is_too_low():
