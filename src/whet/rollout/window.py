@@ -74,7 +74,7 @@ class GroupWindow:
         for index, entry in enumerate(self._queue):
             if entry.finished:
                 del self._queue[index]
-                passed = self._queue[:index]  # made anew and not by `replace`: a simulation passes hundreds of thousands
+                passed = self._queue[:index]  # made anew and not by `replace`, which a simulation would wait for
                 self._queue[:index] = [InFlight(older.number, older.finished, older.passed + 1) for older in passed]
                 self._num_taken += 1
                 return entry
