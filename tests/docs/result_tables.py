@@ -89,6 +89,7 @@ finished
     "agents_gpu": """\
 | of the single-turn rate | the engine's session | environments that answer in text | environments with a tool | single turn |
 |---|---|---|---|---|
+| {agents_gpu_135m/*} | {agents_gpu_135m/*/multi_share:.0%} | {agents_gpu_135m/*/episodes_share:.0%} | {agents_gpu_135m/*/tools_share:.0%} | {agents_gpu_135m/*/single_tokens_per_s:,.0f} tokens/s |
 | {agents_gpu/*} | {agents_gpu/*/multi_share:.0%} | {agents_gpu/*/episodes_share:.0%} | {agents_gpu/*/tools_share:.0%} | {agents_gpu/*/single_tokens_per_s:,.0f} tokens/s |""",
     "math_verification": """\
 | pairs | whet, per second | math-verify | the same verdict |
